@@ -1,0 +1,3 @@
+"""Novel class discovery without forgetting."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,271 @@
+"""Every number of a run: frozen dataclasses, named recipes, strict JSON in and out."""
+
+import dataclasses
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from ncdwf.errors import InputError
+
+SETTING_NAME = re.compile(
+    r"(?P<data>[a-z]+\d*)-(?P<known>\d{1,6})-(?P<novel>\d{1,6})"
+    r"(?:-proxy-(?P<proxy_known>\d{1,6})-(?P<proxy_novel>\d{1,6}))?"
+)
+"""`digits-5-5`, or `digits-5-5-proxy-2-3`: 2 + 3 of the 5 known classes, to choose settings on."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise an `InputError` with `message` unless `condition` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """How an augmented picture is made from a stored one; a zero switches that part off."""
+
+    shift: float = 0.0
+    """Largest shift in pixels, each direction."""
+    rotation: float = 0.0
+    """Largest rotation in degrees, each direction."""
+    scale: float = 0.0
+    """Largest relative change of size: 0.1 draws from 0.9 to 1.1."""
+    flip: bool = False
+    """Mirror half of the pictures left to right."""
+
+    def __post_init__(self) -> None:
+        for name in ("shift", "rotation", "scale"):
+            value = getattr(self, name)
+            require(value >= 0, f"view.{name}={value} should be 0 or more")
+        require(self.scale < 1, f"view.scale={self.scale} should be below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optim:
+    """SGD with momentum; linear warm-up, then a cosine from `lr` to `min_lr`."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    min_lr: float = 0.001
+    warmup_epochs: int = 0
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            require(value >= 1, f"optim.{name}={value} should be 1 or more")
+        for name in ("lr", "min_lr", "warmup_epochs", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            require(0 <= value < float("inf"), f"optim.{name}={value} should be 0 or more")
+        require(self.momentum < 1, f"optim.momentum={self.momentum} should be below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervised:
+    """The supervised phase: what it trains on and which statistics outlive the labelled data."""
+
+    optim: Optim
+    view: View = View()
+    num_views: int = 1
+    temperature: float = 0.1
+    holdout: float = 0.0
+    """Share of each class kept out of training; `statistics_from="held-out"` needs it."""
+    statistics_from: Literal["augmented", "plain", "held-out"] = "augmented"
+    statistics_views: int = 4
+    """How many augmented views of each picture enter the statistics."""
+    spread: Literal["shared-diagonal", "shared", "per-class"] = "shared-diagonal"
+    """Richer spreads replay better and leak more about who was in the labelled data."""
+
+    def __post_init__(self) -> None:
+        require(self.num_views >= 1, f"supervised.num_views={self.num_views} should be 1 or more")
+        require(self.temperature > 0, f"supervised.temperature={self.temperature} should be > 0")
+        require(
+            0 <= self.holdout <= 0.5, f"supervised.holdout={self.holdout} should be from 0 to 0.5"
+        )
+        require(
+            self.statistics_from != "held-out" or self.holdout > 0,
+            "supervised.statistics_from='held-out' needs supervised.holdout above 0",
+        )
+        require(
+            self.statistics_views >= 1,
+            f"supervised.statistics_views={self.statistics_views} should be 1 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovery:
+    """The discovery phase: how many classes to look for, in which views of the pool."""
+
+    num_novel: int
+    optim: Optim
+    large: View = View()
+    num_large: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.num_novel >= 1, f"discovery.num_novel={self.num_novel} should be 1 or more")
+        require(self.num_large >= 2, f"discovery.num_large={self.num_large} should be 2 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """A whole run. `method` holds the method's name and its own fields."""
+
+    setting: str
+    supervised: Supervised
+    discovery: Discovery
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "ncdwf"})
+    backbone: str = "small"
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    checkpoint_seconds: float = 60.0
+    """At most this much work is lost to a crash; 0 keeps a checkpoint of every step."""
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.method.get("name"), str), "config.method should hold the key 'name'"
+        )
+        require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
+
+
+
+
+def _digits(setting: str, num_novel: int) -> Config:
+    view = View(shift=0.8, rotation=9.0, scale=0.1)
+    return Config(
+        setting=setting,
+        supervised=Supervised(
+            optim=Optim(epochs=40, batch_size=64, lr=0.05, warmup_epochs=2), view=view
+        ),
+        discovery=Discovery(
+            num_novel=num_novel,
+            optim=Optim(epochs=100, batch_size=128, lr=0.1, warmup_epochs=5),
+            large=view,
+        ),
+    )
+
+
+RECIPES = {"digits": _digits}
+"""What is known to work, by the name of the data."""
+
+
+def recipe(setting: str) -> Config:
+    """Return the configuration that this project recommends for `setting`.
+
+    >>> recipe("digits-5-5").discovery.num_novel
+    5
+    """
+    match = SETTING_NAME.fullmatch(setting)
+    if match is None or match["data"] not in RECIPES:
+        raise InputError(
+            f"no recipe for setting {setting!r}; there are recipes for {', '.join(RECIPES)}"
+        )
+    return RECIPES[match["data"]](setting, int(match["proxy_novel"] or match["novel"]))
+
+
+
+T = TypeVar("T")
+
+
+def to_json(config: Any) -> str:
+    """Return a configuration (any dataclass) as indented JSON."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_dict(kind: type[T], values: Mapping[str, Any], *, where: str = "config") -> T:
+    """Build the dataclass `kind` from plain values; refuse unknown keys and wrong types."""
+    require(isinstance(values, Mapping), f"{where}={values!r} should be an object")
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise InputError(_unknown_key(where, key, hints))
+    missing = [
+        item.name
+        for item in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if item.default is dataclasses.MISSING
+        and item.default_factory is dataclasses.MISSING
+        and item.name not in values
+    ]
+    require(not missing, f"{where} lacks {', '.join(missing)}")
+    return kind(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
+
+
+def override(config: T, assignment: str, *, where: str = "config") -> T:
+    """Return `config` with one field replaced, written as `discovery.optim.lr=0.1`."""
+    path, equals, text = assignment.partition("=")
+    require(bool(equals), f"{assignment!r} should be written key=value, as in seed=1")
+    return typing.cast(T, _override(config, path.split("."), text, where))
+
+
+def _override(config: Any, path: list[str], text: str, where: str) -> Any:
+    key, rest = path[0], path[1:]
+    if isinstance(config, Mapping):  # a method's own fields: checked when the method is built
+        require(not rest, f"{where}.{key} holds a value, not further keys")
+        return {**config, key: _literal(text)}
+    hints = typing.get_type_hints(type(config))
+    if key not in hints:
+        raise InputError(_unknown_key(where, key, hints))
+    value = getattr(config, key)
+    nested = dataclasses.is_dataclass(value) or isinstance(value, Mapping)
+    if rest:
+        require(nested, f"{where}.{key} holds a value, not further keys")
+        return replace(config, **{key: _override(value, rest, text, f"{where}.{key}")})
+    require(not nested, f"{where}.{key} holds further keys: {', '.join(_keys(value))}")
+    return replace(config, **{key: _convert(hints[key], _literal(text), f"{where}.{key}")})
+
+
+def _keys(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return list(value)
+    return [item.name for item in dataclasses.fields(value)]
+
+
+def _unknown_key(where: str, key: str, accepted: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(key, accepted, n=1, cutoff=0.0)
+    return f"unknown key {where}.{key}; did you mean {nearest[0]!r}?"
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # plain words need no quotes on the command line
+        return text
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, where=where)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        require(value in choices, f"{where}={value!r} is not one of {choices}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(typing.get_args(hint), value, where)
+    if origin is not None:  # Mapping[str, Any]
+        require(isinstance(value, Mapping), f"{where}={value!r} should be an object")
+        return dict(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    require(type(value) is hint, f"{where}={value!r} should be {hint.__name__}")
+    return value
+
+
+def _convert_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    for choice in choices:
+        if choice is type(None) and value is None:
+            return None
+        try:
+            return _convert(choice, value, where)
+        except InputError:
+            continue
+    names = " or ".join(
+        "null" if c is type(None) else getattr(c, "__name__", str(c)) for c in choices
+    )
+    raise InputError(f"{where}={value!r} should be {names}")

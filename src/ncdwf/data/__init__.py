@@ -1,0 +1,1 @@
+"""Pictures come in: reading, checking, splitting and augmenting them."""

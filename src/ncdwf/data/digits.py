@@ -1,0 +1,21 @@
+"""scikit-learn's handwritten digits: 1,797 grey pictures of 8×8 pixels, no download."""
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from ncdwf.data.images import Images, Labels
+
+CLASS_NAMES = tuple(str(digit) for digit in range(10))
+
+
+def read_digits() -> tuple[Images, Labels, Images, Labels]:
+    """Return training and test pictures with their labels: a fixed stratified 70/30 split."""
+    digits = load_digits()
+    pictures = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
+    train, test = train_test_split(
+        np.arange(len(pictures)), test_size=0.3, stratify=digits.target, random_state=0
+    )
+    images, labels = torch.from_numpy(pictures), torch.from_numpy(digits.target.astype(np.int64))
+    return images[train], labels[train], images[test], labels[test]

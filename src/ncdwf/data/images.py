@@ -1,0 +1,79 @@
+"""Checks at the door: what a batch of pictures and its labels must look like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from ncdwf.errors import InputError
+
+Images = UInt8[Tensor, "image channel height width"]
+Labels = Int64[Tensor, " image"]
+
+
+def as_images(images: Any, *, name: str = "images") -> Images:
+    """Return `images` (a tensor, an array or a sequence of them) as one uint8 tensor, checked.
+
+    Grey pictures may leave out the channel; channels come first, as in PyTorch.
+    """
+    if isinstance(images, Sequence):
+        images = _stack(images, name)
+    tensor = images if isinstance(images, Tensor) else _from_array(images, name)
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{name} hold NaN or infinite values; uint8 values 0 to 255 are accepted")
+    if tensor.dtype != torch.uint8:
+        raise InputError(f"{name} are {tensor.dtype}; uint8 values 0 to 255 are accepted")
+    if tensor.ndim == 3:
+        tensor = tensor.unsqueeze(1)
+    if tensor.ndim != 4 or tensor.shape[1] not in (1, 3) or 0 in tensor.shape[1:]:
+        raise InputError(
+            f"{name} have shape {tuple(tensor.shape)}; "
+            "[image, channel, height, width] with 1 or 3 channels is accepted"
+        )
+    return tensor
+
+
+def as_labels(labels: Any, num_images: int) -> Labels:
+    """Return `labels` as an int64 tensor: one a picture, classes 0 to M-1, each of them there."""
+    tensor = labels if isinstance(labels, Tensor) else _from_array(labels, "labels")
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim != 1:
+        raise InputError(
+            f"labels are {tensor.dtype} of shape {tuple(tensor.shape)}; "
+            "one integer a picture is accepted"
+        )
+    if len(tensor) != num_images:
+        raise InputError(f"{len(tensor)} labels do not match {num_images} pictures")
+    if num_images == 0:
+        raise InputError("there are no labelled pictures")
+    tensor = tensor.to(torch.int64)
+    present = torch.unique(tensor)
+    if not torch.equal(present, torch.arange(len(present), device=present.device)):
+        raise InputError(
+            f"labels run from {int(present[0])} to {int(present[-1])} with {len(present)} distinct "
+            "values; 0 to M-1, each of them there, is accepted"
+        )
+    if len(present) < 2:
+        raise InputError("there is one known class; two or more are needed")
+    return tensor
+
+
+def _from_array(values: Any, name: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(values))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} are not an array of numbers") from error
+
+
+def _stack(images: Sequence[Any], name: str) -> Any:
+    arrays = [np.asarray(image) for image in images]
+    shapes = [array.shape for array in arrays]
+    for position, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise InputError(
+                f"{name} differ in size or channels: number 0 is {shapes[0]}, "
+                f"number {position} is {shape}; one size for all is accepted"
+            )
+    return np.stack(arrays) if arrays else np.zeros((0, 1, 1, 1), np.uint8)

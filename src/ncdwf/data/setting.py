@@ -1,0 +1,174 @@
+"""Which classes are known, which are novel, and the tensors that follow from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ncdwf.config import SETTING_NAME
+from ncdwf.data import digits
+from ncdwf.data.images import Images, Labels
+from ncdwf.errors import InputError
+from ncdwf.noise import generator
+
+PROXY_HOLDOUT = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSet:
+    """A source of labelled pictures: how many classes it has and how it is read."""
+
+    class_names: tuple[str, ...]
+    read: Callable[[], tuple[Images, Labels, Images, Labels]] | None
+    missing: str = ""
+    """Why it cannot be read yet."""
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"class-{i}" for i in range(count))
+
+
+_NOT_YET = "reading {} comes with a later release; 'ncdwf list' shows what works today"
+
+DATA_SETS = {
+    "digits": DataSet(class_names=digits.CLASS_NAMES, read=digits.read_digits),
+    "cifar10": DataSet(class_names=_numbered(10), read=None, missing=_NOT_YET.format("CIFAR-10")),
+    "cifar100": DataSet(
+        class_names=_numbered(100), read=None, missing=_NOT_YET.format("CIFAR-100")
+    ),
+    "imagenet": DataSet(
+        class_names=_numbered(1000), read=None, missing=_NOT_YET.format("ImageNet")
+    ),
+}
+
+SETTINGS = (
+    "digits-5-5",
+    "cifar10-5-5",
+    "cifar100-80-20",
+    "cifar100-50-50",
+    "cifar100-20-80",
+    "imagenet-882-30",
+)
+"""The settings of the paper, and the embedded one. Other sizes parse as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """The tensors of a setting; labels count known classes 0…M-1, novel ones M…M+N-1."""
+
+    known_images: Images
+    known_labels: Labels
+    novel_images: Images
+    """The pool: the only thing of a split that the discovery phase receives."""
+    novel_labels: Labels
+    """For evaluation only."""
+    test_images: Images
+    test_labels: Labels
+    known_names: tuple[str, ...]
+    novel_names: tuple[str, ...]
+
+    @property
+    def num_known(self) -> int:
+        """Return the number M of known classes."""
+        return len(self.known_names)
+
+    @property
+    def num_novel(self) -> int:
+        """Return the number N of novel classes."""
+        return len(self.novel_names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A data set and its division into known and novel classes.
+
+    >>> Setting.parse("digits-5-5").novel_classes
+    (5, 6, 7, 8, 9)
+    >>> Setting.parse("digits-5-5-proxy-2-3").known_classes
+    (0, 1)
+    """
+
+    name: str
+    data: str
+    known_classes: tuple[int, ...]
+    novel_classes: tuple[int, ...]
+    is_proxy: bool = False
+    """Made of known classes alone and scored on a held-out tenth of the training pictures."""
+
+    @classmethod
+    def parse(cls, name: str) -> "Setting":
+        """Return the setting called `name`, such as `digits-5-5` or `digits-5-5-proxy-2-3`."""
+        match = SETTING_NAME.fullmatch(name)
+        if match is None or match["data"] not in DATA_SETS:
+            raise InputError(f"unknown setting {name!r}; there are {', '.join(SETTINGS)}")
+        is_proxy = match["proxy_known"] is not None
+        num_known, num_novel = int(match["known"]), int(match["novel"])
+        num_classes = len(DATA_SETS[match["data"]].class_names)
+        if num_known + num_novel > num_classes:
+            raise InputError(
+                f"setting {name!r} asks for {num_known} + {num_novel} classes; "
+                f"{match['data']} has {num_classes}"
+            )
+        if is_proxy:
+            limit, whole = num_known, name.partition("-proxy-")[0]
+            num_known, num_novel = int(match["proxy_known"]), int(match["proxy_novel"])
+            if num_known + num_novel > limit:
+                raise InputError(
+                    f"setting {name!r} asks for {num_known} + {num_novel} classes; "
+                    f"{whole} has {limit} known ones"
+                )
+        if num_known < 2 or num_novel < 1:
+            raise InputError(f"setting {name!r} needs 2 or more known and 1 or more novel classes")
+        return cls(
+            name=name,
+            data=match["data"],
+            known_classes=tuple(range(num_known)),
+            novel_classes=tuple(range(num_known, num_known + num_novel)),
+            is_proxy=is_proxy,
+        )
+
+    def load(self) -> Split:
+        """Read the pictures and divide them."""
+        data = DATA_SETS[self.data]
+        if data.read is None:
+            raise InputError(f"setting {self.name!r} cannot be loaded: {data.missing}")
+        train_images, train_labels, test_images, test_labels = data.read()
+        if self.is_proxy:
+            train, test = held_out_indices(train_labels, PROXY_HOLDOUT, seed=0)
+            test_images, test_labels = train_images[test], train_labels[test]
+            train_images, train_labels = train_images[train], train_labels[train]
+        known = _select(train_images, train_labels, self.known_classes, first=0)
+        novel = _select(train_images, train_labels, self.novel_classes, first=len(self.known_classes))
+        test = _select(test_images, test_labels, self.known_classes + self.novel_classes, first=0)
+        return Split(
+            known_images=known[0],
+            known_labels=known[1],
+            novel_images=novel[0],
+            novel_labels=novel[1],
+            test_images=test[0],
+            test_labels=test[1],
+            known_names=tuple(data.class_names[c] for c in self.known_classes),
+            novel_names=tuple(data.class_names[c] for c in self.novel_classes),
+        )
+
+
+def held_out_indices(labels: Labels, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the indices to train on and those held out: `share` of every class, in order."""
+    source = generator(seed, "held-out")
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in torch.unique(labels).tolist():
+        members = torch.nonzero(labels.cpu() == label).flatten()
+        order = torch.randperm(len(members), generator=source)
+        held_out[members[order[: round(share * len(members))]]] = True
+    return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
+
+
+def _select(
+    images: Images, labels: Labels, classes: tuple[int, ...], *, first: int
+) -> tuple[Images, Labels]:
+    """Return the pictures of `classes`; their labels count from `first` in that order."""
+    renumber = torch.full((int(labels.max()) + 1,), -1)
+    renumber[list(classes)] = torch.arange(first, first + len(classes))
+    new = renumber[labels]
+    return images[new >= 0], new[new >= 0]

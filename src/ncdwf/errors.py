@@ -1,0 +1,17 @@
+"""What can go wrong in a way that the reader of the message can mend: one line each."""
+
+
+class NcdwfError(Exception):
+    """The base of all errors below. The command line prints the line and exits with code 2."""
+
+
+class InputError(NcdwfError, ValueError):
+    """A value, a name or a file from outside is not acceptable; the message says what is."""
+
+
+class StorageError(NcdwfError, OSError):
+    """A file could not be written or read back as it was written."""
+
+
+class NonFiniteError(NcdwfError, ArithmeticError):
+    """A loss term or a gradient became NaN or infinite; nothing of that step was kept."""

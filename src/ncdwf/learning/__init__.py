@@ -1,0 +1,1 @@
+"""How it is learnt: losses, the one loop, and the two phases."""

@@ -1,0 +1,193 @@
+"""The discovery phase: find novel classes in a bare pool of pictures, with a method of choice.
+
+Nothing here can receive or import a label: the pool is a tensor of pictures, and an import contract
+keeps the modules that know labels out of this one and of every method.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ncdwf.config import Config, from_dict
+from ncdwf.data.augment import NUM_DRAWS, Views, augment
+from ncdwf.data.images import Images
+from ncdwf.errors import InputError
+from ncdwf.learning.loop import (
+    Batch,
+    Checkpoints,
+    History,
+    Progress,
+    TensorSource,
+    Terms,
+    choose_device,
+    train,
+)
+from ncdwf.model import Model
+from ncdwf.noise import Draw, Noise
+
+PHASE = "discovery"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a method's `finish` may use beside the model and its own state."""
+
+    images: Images
+    """The pool."""
+    history: History
+    seed: int
+    progress: Progress | None
+
+
+class Method(ABC):
+    """A way to discover novel classes: a frozen dataclass whose fields are its hyper-parameters.
+
+    A method gives loss terms; the loop does the rest.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def prepare(self, model: Model, num_novel: int, *, seed: int) -> tuple[Model, nn.Module]:
+        """Return the model with its novel head, and the method's own state.
+
+        Trainable parameters of the state (a regressor, over-clustering heads) are trained with the
+        model; frozen ones (a teacher) are not.
+        """
+
+    @abstractmethod
+    def noise(self, state: nn.Module, batch_size: int) -> dict[str, Draw]:
+        """Return what `loss` reads from its noise, by name."""
+
+    @abstractmethod
+    def loss(
+        self, model: Model, views: Views, state: nn.Module, progress: Tensor, noise: Noise
+    ) -> Terms:
+        """Return the named loss terms of one step, weights included."""
+
+    @abstractmethod
+    def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
+        """Put into `model` what is found after the last step: best head, identifier, threshold."""
+
+
+METHODS: dict[str, type[Method]] = {}
+"""Every registered method by its name."""
+
+C = TypeVar("C", bound=type[Method])
+
+
+def register(name: str) -> Callable[[C], C]:
+    """Return a decorator that enters a method class into `METHODS`."""
+
+    def enter(method: C) -> C:
+        assert name not in METHODS, f"{name} is registered already"
+        METHODS[name] = method
+        return method
+
+    return enter
+
+
+def make_method(description: Mapping[str, Any]) -> Method:
+    """Return the method that `{"name": …, field: value, …}` describes."""
+    fields = dict(description)
+    name = fields.pop("name")
+    if name not in METHODS:
+        raise InputError(f"unknown method {name!r}; there are {', '.join(sorted(METHODS))}")
+    return from_dict(METHODS[name], fields, where="config.method")
+
+
+class Teacher(nn.Module):
+    """A frozen copy of the model as it was after the supervised phase; always in evaluation mode."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Teacher":
+        """Stay in evaluation mode."""
+        return self
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features that `images` had before discovery."""
+        return self.model.backbone(images)
+
+    @torch.no_grad()
+    def known_logits(self, features: Tensor) -> Tensor:
+        """Return the cosines of the known head as it was before discovery."""
+        return self.model.known_head(features)  # type: ignore[no-any-return]
+
+
+def best_head(history: History, term: str = "cluster") -> int:
+    """Return the head with the least loss over the last epoch: its loss, not its accuracy."""
+    losses = history[-1].terms[term]
+    assert isinstance(losses, list)
+    return min(range(len(losses)), key=losses.__getitem__)
+
+
+def discover(
+    model: Model,
+    images: Any,
+    method: Method,
+    config: Config,
+    *,
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
+    history: History | None = None,
+) -> Model:
+    """Return a model that also names the novel classes of the pool; `model` is left as it was.
+
+    Args:
+        model: as the supervised phase left it.
+        images: the pool: uint8, `[image, channel, height, width]`, no labels.
+        method: how to discover; `METHODS` lists what is registered, any `Method` will do.
+        config: `config.discovery`, the seed and the device are used.
+        checkpoints: where to keep checkpoints, and to resume from.
+        progress: hears of every step.
+        history: what each epoch left is added to this list.
+    """
+    images = model.check(images)
+    settings, device = config.discovery, choose_device(config.device)
+    if len(images) == 0:
+        raise InputError("the pool is empty; discovery needs unlabelled pictures")
+    if settings.num_novel > len(images):
+        raise InputError(
+            f"{settings.num_novel} novel classes are more than the pool's {len(images)} pictures"
+        )
+    model, state = method.prepare(model.to(device), settings.num_novel, seed=config.seed)
+    state = state.to(device)
+    images = images.to(device)
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        views = [augment(batch[0], settings.large, draws) for draws in noise["large"]]
+        return method.loss(model, Views(large=torch.stack(views)), state, progress, noise)
+
+    source = TensorSource(
+        images, batch_size=settings.optim.batch_size, seed=config.seed, phase=PHASE
+    )
+    shape = (settings.num_large, source.batch_size, NUM_DRAWS)
+    epochs = train(
+        nn.ModuleDict({"model": model, "state": state}),
+        loss,
+        source,
+        settings.optim,
+        noise={
+            "large": Draw(kind="uniform", shape=shape),
+            **method.noise(state, source.batch_size),
+        },
+        seed=config.seed,
+        phase=PHASE,
+        checkpoints=checkpoints,
+        progress=progress,
+    )
+    if history is not None:
+        history.extend(epochs)
+    model.eval()
+    outcome = Outcome(images=images, history=epochs, seed=config.seed, progress=progress)
+    method.finish(model, state, outcome)
+    return model.eval()

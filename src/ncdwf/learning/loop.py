@@ -1,0 +1,351 @@
+"""The one loop: the only place with a backward pass and an optimiser step.
+
+A step reads tensors only (batch, noise, learning rate, position) and never waits for the device:
+losses add up there and are read once an epoch. So the same step runs eagerly on a CPU and can be
+captured whole as a CUDA graph. What a step draws follows from seed, phase, epoch and step, so a
+checkpoint holds no random state.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ncdwf import storage
+from ncdwf.config import Optim
+from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.noise import Draw, Noise, draw, generator
+
+Batch = tuple[Tensor, ...]
+Terms = dict[str, Tensor]
+"""Named loss terms, weights included. A term may be a vector (one entry a head): its mean counts."""
+Loss = Callable[[Batch, Noise, Tensor], Terms]
+"""Maps a batch, its noise and the progress of the phase (0 to 1) to loss terms."""
+
+NEVER = torch.iinfo(torch.int64).max
+
+
+class BatchSource(Protocol):
+    """Where batches come from; which one comes when follows from the position alone."""
+
+    device: torch.device
+    batch_size: int
+    num_steps: int
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return the batch of one step, on the device."""
+        ...
+
+
+class TensorSource:
+    """Batches of tensors that are on the device already, shuffled anew every epoch."""
+
+    def __init__(self, *tensors: Tensor, batch_size: int, seed: int, phase: str) -> None:
+        self._tensors = tensors
+        self._position = (seed, phase, "order")
+        self._order = (-1, torch.empty(0))
+        self.device = tensors[0].device
+        self.batch_size = min(batch_size, len(tensors[0]))
+        self.num_steps = len(tensors[0]) // self.batch_size
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Return entries `step * batch_size` and on of this epoch's order."""
+        if self._order[0] != epoch:
+            source = generator(*self._position, epoch, device=self.device)
+            count = len(self._tensors[0])
+            self._order = (epoch, torch.randperm(count, generator=source, device=self.device))
+        chosen = self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
+        return tuple(tensor.index_select(0, chosen) for tensor in self._tensors)
+
+
+class Progress(Protocol):
+    """Hears how far a long step has come."""
+
+    def start(self, task: str, num_images: int, done: int) -> None:
+        """Begin a task of `num_images`, of which `done` were done before."""
+        ...
+
+    def advance(self, num_images: int) -> None:
+        """Count in the pictures of one step."""
+        ...
+
+    def stop(self) -> None:
+        """End the task."""
+        ...
+
+
+class Quiet:
+    """Progress that nobody hears."""
+
+    def start(self, task: str, num_images: int, done: int) -> None:
+        """Say nothing."""
+
+    def advance(self, num_images: int) -> None:
+        """Say nothing."""
+
+    def stop(self) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """What one epoch left behind: the mean of every term, and how fast it went."""
+
+    phase: str
+    epoch: int
+    lr: float
+    terms: dict[str, float | list[float]]
+    seconds: float
+    images_per_second: float
+
+
+History = list[Epoch]
+
+
+class Checkpoints:
+    """Checkpoints of one run: immutable directories named by their position, the last two kept."""
+
+    def __init__(self, directory: Path, *, seconds: float, fingerprint: str) -> None:
+        self.directory = directory
+        self._fingerprint = fingerprint
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Tell whether it is time to keep another one."""
+        return time.monotonic() - self._last >= self._seconds
+
+    def keep(self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any) -> None:
+        """Write a checkpoint, then remove all but the last two of this phase."""
+        position = {"phase": phase, "epoch": epoch, "step": step, "config": self._fingerprint}
+        path = self.directory / f"{phase}-{epoch:06d}-{step:08d}"
+        if not path.exists():  # the same position holds the same state
+            files = {
+                "state.safetensors": storage.to_tensor_bytes(tensors),
+                "position.json": storage.to_json_bytes({**position, **rest}),
+            }
+            storage.commit_directory(path, files)
+        for old in self._all(phase)[:-2]:
+            storage.remove_directory(old)
+        self._last = time.monotonic()
+
+    def latest(self, phase: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the tensors and the position of the newest checkpoint, if there is one.
+
+        A damaged one is refused, never passed over: going on from an older one is for a person to
+        decide, by deleting the directory that the message names.
+        """
+        found = self._all(phase)
+        if not found:
+            return None
+        path = found[-1]
+        try:
+            files = storage.read_directory(path)
+            position = storage.parse_json(files["position.json"], path / "position.json")
+            tensors = storage.parse_tensors(files["state.safetensors"], path / "state.safetensors")
+        except InputError as error:
+            raise InputError(f"{error}; delete {path} to resume from the one before it") from error
+        if position["config"] != self._fingerprint:
+            raise InputError(f"{path} belongs to another configuration than this run's config.json")
+        return tensors, position
+
+    def _all(self, phase: str) -> list[Path]:
+        return sorted(self.directory.glob(f"{phase}-*-*"))
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called `name`; `auto` is a GPU where there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("config.device='cuda', but this machine has no CUDA device")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def learning_rate(optim: Optim, epochs_done: float) -> float:
+    """Return the learning rate after `epochs_done`: a line up to `lr`, then a cosine down."""
+    if epochs_done < optim.warmup_epochs:
+        return optim.min_lr + (optim.lr - optim.min_lr) * epochs_done / optim.warmup_epochs
+    span = max(optim.epochs - optim.warmup_epochs, 1)
+    done = min((epochs_done - optim.warmup_epochs) / span, 1.0)
+    return optim.min_lr + 0.5 * (optim.lr - optim.min_lr) * (1 + math.cos(math.pi * done))
+
+
+def train(
+    module: nn.Module,
+    loss: Loss,
+    source: BatchSource,
+    optim: Optim,
+    *,
+    noise: Mapping[str, Draw],
+    seed: int,
+    phase: str,
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
+) -> History:
+    """Minimise `loss` over the trainable parameters of `module`; return what each epoch left.
+
+    Args:
+        module: all that is trained and all that a checkpoint must hold.
+        loss: gives the terms; their means are summed.
+        source: gives the batches.
+        optim: epochs, batch size and the schedule.
+        noise: what every step draws.
+        seed: with `phase` and the position it decides every draw.
+        phase: the name of this training in checkpoints, history and messages.
+        checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
+        progress: hears of every step.
+    """
+    progress = progress or Quiet()
+    run = _Training(module, loss, source, optim, phase)
+    first_epoch, first_step = run.resume(checkpoints)
+    per_epoch = source.num_steps * source.batch_size
+    done = first_epoch * per_epoch + first_step * source.batch_size
+    progress.start(phase, optim.epochs * per_epoch, done)
+    for epoch in range(first_epoch, optim.epochs):
+        run.begin(epoch)
+        draws = draw(noise, source.num_steps, generator(seed, phase, epoch, device=source.device))
+        for step in range(first_step, source.num_steps):
+            run.step(source.batch(epoch, step), {name: d[step] for name, d in draws.items()}, step)
+            progress.advance(source.batch_size)
+            if checkpoints is not None and step + 1 < source.num_steps and checkpoints.due():
+                run.keep(checkpoints, epoch, step + 1)
+        first_step = 0
+        run.end(epoch)
+        if checkpoints is not None and (checkpoints.due() or epoch + 1 == optim.epochs):
+            run.keep(checkpoints, epoch + 1, 0)
+    progress.stop()
+    return run.history
+
+
+class _Training:
+    """The state of one training: module, optimiser, running sums, history."""
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, source: BatchSource, optim: Optim, phase: str
+    ) -> None:
+        self.module = module.train()
+        self.loss = loss
+        self.source = source
+        self.optim = optim
+        self.phase = phase
+        self.history: History = []
+        self.device = source.device
+        self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.lr = torch.zeros((), device=self.device)
+        self.optimizer = torch.optim.SGD(
+            self.parameters.values(),
+            lr=self.lr,
+            momentum=optim.momentum,
+            weight_decay=optim.weight_decay,
+            fused=True,  # also skips the update where `found_inf` says so, without asking the host
+        )
+        self.sums: dict[str, Tensor] = {}
+        self.first_bad = torch.full((), NEVER, device=self.device)
+        self.found_inf = torch.zeros((), device=self.device)
+        self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+        self.started = time.monotonic()
+        self.seconds_before = 0.0
+
+    def begin(self, epoch: int) -> None:
+        """Lay out what the steps of this epoch read."""
+        steps = torch.arange(self.source.num_steps)
+        numbers = epoch * self.source.num_steps + steps
+        done = epoch + steps / self.source.num_steps
+        rates = [learning_rate(self.optim, float(e)) for e in done]
+        self.rates = torch.tensor(rates).to(self.device)
+        self.numbers = numbers.to(self.device)
+        self.progress = (done / self.optim.epochs).to(self.device)
+        self.started = time.monotonic()
+
+    def step(self, batch: Batch, noise: Noise, step: int) -> None:
+        """Do one step; nothing here waits for the device."""
+        self.lr.copy_(self.rates[step])
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            terms = self.loss(batch, noise, self.progress[step])
+        total = torch.stack([term.float().mean() for term in terms.values()]).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        self._guard(terms, self.numbers[step])
+        self.optimizer.step()
+        for name, term in terms.items():
+            value = term.detach().float()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def _guard(self, terms: Terms, number: Tensor) -> None:
+        """Remember the first non-finite term on the device, and let no update happen from then."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        values = [term.detach().float().sum() for term in terms.values()]
+        bad = ~torch.isfinite(torch.stack([*values, norm]))
+        code = number * len(bad) + bad.int().argmax()
+        self.first_bad.copy_(torch.minimum(self.first_bad, torch.where(bad.any(), code, NEVER)))
+        self.found_inf.copy_(self.first_bad != NEVER)
+
+    def check(self) -> None:
+        """Raise if a step since the last check was not finite (sync point)."""
+        code = int(self.first_bad)
+        if code != NEVER:
+            names = [*self.sums, "gradient"]
+            step, term = divmod(code, len(names))
+            raise NonFiniteError(
+                f"{self.phase} phase: {names[term]!r} became NaN or infinite at step {step} "
+                f"(epoch {step // self.source.num_steps}); nothing since was kept. "
+                "Try a lower learning rate or a lower weight of that term"
+            )
+
+    def end(self, epoch: int) -> None:
+        """Read the sums of this epoch into the history (sync point)."""
+        self.check()
+        means = {n: (total / self.source.num_steps).tolist() for n, total in self.sums.items()}
+        seconds = self.seconds_before + time.monotonic() - self.started
+        images = self.source.num_steps * self.source.batch_size
+        self.history.append(
+            Epoch(
+                phase=self.phase,
+                epoch=epoch,
+                lr=learning_rate(self.optim, epoch),
+                terms=means,
+                seconds=seconds,
+                images_per_second=images / max(seconds, 1e-9),
+            )
+        )
+        self.sums = {}
+        self.seconds_before = 0.0
+
+    def keep(self, checkpoints: Checkpoints, epoch: int, step: int) -> None:
+        """Write all that is needed to go on from this position (sync point)."""
+        self.check()
+        seconds = 0.0 if step == 0 else self.seconds_before + time.monotonic() - self.started
+        tensors = {f"module.{n}": t for n, t in self.module.state_dict().items()}
+        for name, parameter in self.parameters.items():
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{name}"] = momentum
+        tensors |= {f"sum.{name}": total for name, total in self.sums.items()}
+        history = [asdict(entry) for entry in self.history]
+        rest = {"history": history, "terms": list(self.sums), "seconds": seconds}
+        checkpoints.keep(self.phase, epoch, step, tensors, rest)
+
+    def resume(self, checkpoints: Checkpoints | None) -> tuple[int, int]:
+        """Take up the newest checkpoint of this phase; return the position to go on from."""
+        latest = None if checkpoints is None else checkpoints.latest(self.phase)
+        if latest is None:
+            return 0, 0
+        tensors, position = latest
+        groups: dict[str, dict[str, Tensor]] = {"module": {}, "momentum": {}, "sum": {}}
+        for name, tensor in tensors.items():
+            group, _, rest = name.partition(".")
+            groups[group][rest] = tensor.to(self.device)
+        self.module.load_state_dict(groups["module"], strict=True)
+        for name, momentum in groups["momentum"].items():
+            self.optimizer.state[self.parameters[name]]["momentum_buffer"] = momentum
+        self.sums = {name: groups["sum"][name] for name in position["terms"]}
+        self.history = [Epoch(**entry) for entry in position["history"]]
+        self.seconds_before = position["seconds"]
+        return position["epoch"], position["step"]

@@ -1,0 +1,81 @@
+"""Loss functions without state. All of them compute in single precision, also under autocast.
+
+References:
+    [1]: Joseph et al., Novel Class Discovery without Forgetting, ECCV 2022.
+    [2]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@torch.no_grad()
+def sinkhorn(
+    logits: Float[Tensor, "*any image cluster"], *, epsilon: float = 0.05, num_iterations: int = 3
+) -> Float[Tensor, "*any image cluster"]:
+    """Return soft assignments: every row sums to 1, every cluster gets an equal share [2, Sec. 3].
+
+    Sinkhorn-Knopp in the log domain, so that no logit is too large for it. After a finite number
+    of iterations the rows are exact and the clusters' shares approximate.
+    """
+    log_assignments = logits.float() / epsilon
+    for _ in range(num_iterations):
+        log_assignments = log_assignments - log_assignments.logsumexp(dim=-2, keepdim=True)
+        log_assignments = log_assignments - log_assignments.logsumexp(dim=-1, keepdim=True)
+    return log_assignments.exp()
+
+
+def swapped_prediction(
+    log_probs: Float[Tensor, "head view image cluster"],
+    assignments: Float[Tensor, "head large image cluster"],
+) -> Float[Tensor, " head"]:
+    """Return the loss of each head: every view predicts the assignments of every other large view.
+
+    The first views of `log_probs` are the large ones that `assignments` belong to.
+    """
+    num_views, num_images = log_probs.shape[1:3]
+    num_large = assignments.shape[1]
+    pairs = -torch.einsum("hlic,hvic->hlv", assignments, log_probs.float()) / num_images
+    others = 1 - torch.eye(num_large, num_views, device=pairs.device)
+    return (pairs * others).sum((1, 2)) / (num_large * (num_views - 1))
+
+
+def distillation(
+    features: Float[Tensor, "image feature"],
+    target: Float[Tensor, "image feature"],
+    feature_norm: Float[Tensor, ""],
+) -> Float[Tensor, ""]:
+    """Return the mean distance of features to where they were, in units of `feature_norm`.
+
+    The distance is the un-squared one of [1, Sec. 3.1]. Under a cosine head the features' scale is
+    free and differs by a factor of fifty between runs; without the unit no weight would carry over.
+    """
+    difference = features.float() - target.float()
+    # The gradient of a norm at zero is NaN, and at the first step nothing has moved yet.
+    distance = (difference.square().sum(1) + 1e-12 * feature_norm.square()).sqrt()
+    return (distance / feature_norm).mean()
+
+
+def gaussian_nll(
+    mean: Float[Tensor, "*any dim"],
+    variance: Float[Tensor, "*any dim"],
+    target: Float[Tensor, "*any dim"],
+) -> Float[Tensor, "*any"]:
+    """Return the negative log-likelihood of `target`, without its constant, averaged over `dim`.
+
+    This is -E[log q(l|u)] of [1, Eq. 4], whose printed sign would maximise it. The mean over the
+    known classes instead of the sum makes its weight independent of their number.
+    """
+    squares = (mean.float() - target.float()).square()
+    return 0.5 * (squares / variance + variance.log()).mean(-1)
+
+
+def balanced_binary_cross_entropy(
+    negative_logits: Float[Tensor, " negative"], positive_logits: Float[Tensor, " positive"]
+) -> Float[Tensor, ""]:
+    """Return the binary cross-entropy with both sides weighing the same, however many there are."""
+    negative = F.softplus(negative_logits.float()).mean()
+    positive = F.softplus(-positive_logits.float()).mean()
+    return 0.5 * (negative + positive)

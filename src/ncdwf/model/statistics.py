@@ -1,0 +1,96 @@
+"""Class statistics: the only thing, beside weights, that outlives the labelled data."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ncdwf.errors import InputError
+
+
+class ClassStatistics(nn.Module):
+    """Means, spread and counts of the known classes' features, and the mean feature norm.
+
+    `spread` is a variance a dimension (`shared-diagonal`), one covariance for all classes
+    (`shared`) or one a class (`per-class`).
+    """
+
+    means: Float[Tensor, "cls feature"]
+    spread: Tensor
+    counts: Int64[Tensor, " cls"]
+    feature_norm: Float[Tensor, ""]
+
+    def __init__(self, num_known: int, num_features: int, spread: str) -> None:
+        super().__init__()
+        shape = _spread_shape(spread, num_known, num_features)
+        self.register_buffer("means", torch.zeros(num_known, num_features))
+        self.register_buffer("spread", torch.zeros(shape))
+        self.register_buffer("counts", torch.zeros(num_known, dtype=torch.int64))
+        self.register_buffer("feature_norm", torch.zeros(()))
+
+    def initialise(self, source: torch.Generator) -> None:
+        """Start empty: the supervised phase puts what it measured in this place."""
+        for tensor in self.buffers():
+            tensor.zero_()
+
+
+class Accumulator:
+    """Adds up features batch by batch, in double precision, and forgets each batch at once."""
+
+    def __init__(self, num_known: int, num_features: int, spread: str, device: torch.device):
+        self._spread = spread
+        self._num_features = num_features
+        self._counts = torch.zeros(num_known, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(num_known, num_features, dtype=torch.float64, device=device)
+        shape = _spread_shape(spread, num_known, num_features)
+        self._squares = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._norms = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(
+        self, features: Float[Tensor, "image feature"], labels: Int64[Tensor, " image"]
+    ) -> None:
+        """Count in a batch of features and their classes."""
+        features = features.double()
+        self._counts.index_add_(0, labels, torch.ones_like(features[:, 0]))
+        self._sums.index_add_(0, labels, features)
+        self._norms += features.norm(dim=1).sum()
+        if self._spread == "shared-diagonal":
+            self._squares += features.square().sum(0)
+        elif self._spread == "shared":
+            self._squares += features.T @ features
+        else:
+            for label in torch.unique(labels).tolist():
+                members = features[labels == label]
+                self._squares[label] += members.T @ members
+
+    def result(self, views_per_image: int) -> ClassStatistics:
+        """Return the statistics; `counts` are pictures, not views."""
+        if bool((self._counts < 2).any()):
+            raise InputError("statistics need two or more pictures of every known class")
+        total = self._counts.sum()
+        means = self._sums / self._counts[:, None]
+        if self._spread == "shared-diagonal":
+            between = (self._counts[:, None] * means.square()).sum(0)
+            spread = ((self._squares - between) / total).clamp_min(0)
+        elif self._spread == "shared":
+            between = (means * self._counts[:, None]).T @ means
+            spread = (self._squares - between) / total
+        else:
+            spread = self._squares / self._counts[:, None, None] - _outer(means)
+        statistics = ClassStatistics(len(means), self._num_features, self._spread)
+        statistics.means = means.float()
+        statistics.spread = spread.float()
+        statistics.counts = (self._counts / views_per_image).round().long()
+        statistics.feature_norm = (self._norms / total).float()
+        return statistics
+
+
+def _spread_shape(spread: str, num_known: int, num_features: int) -> tuple[int, ...]:
+    return {
+        "shared-diagonal": (num_features,),
+        "shared": (num_features, num_features),
+        "per-class": (num_known, num_features, num_features),
+    }[spread]
+
+
+def _outer(vectors: Tensor) -> Tensor:
+    return vectors[:, :, None] * vectors[:, None, :]

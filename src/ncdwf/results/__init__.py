@@ -1,0 +1,1 @@
+"""What came out: metrics, evaluation and run directories."""

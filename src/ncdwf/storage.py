@@ -1,0 +1,218 @@
+"""All reading and writing of files: atomic, checked, and never able to run code.
+
+A file is written beside its final place, flushed to the disk, read back and compared, then renamed:
+a crash leaves the old file or the new one, never half of either. A committed directory is written
+whole under a temporary name, its manifest (sha256 and size of every file) last, then renamed.
+Reading takes the bytes once, checks them and parses those very bytes; tensors are safetensors,
+everything else is JSON.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ncdwf.errors import InputError, StorageError
+
+MANIFEST = "manifest.json"
+MAX_JSON_BYTES = 64 * 2**20
+
+
+def sha256(data: bytes) -> str:
+    """Return the sha256 of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_directory(path: Path) -> Path:
+    """Create `path` and its parents if need be, and return it."""
+    with _explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a crash at any moment leaves the old or the new content."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with _explained(path, len(data)):
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if sha256(temporary.read_bytes()) != sha256(data):
+                raise StorageError(f"{path} could not be read back as it was written")
+            temporary.replace(path)
+            _sync_directory(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON; NaN and infinity are refused."""
+    write_bytes(path, to_json_bytes(value))
+
+
+def to_json_bytes(value: Any) -> bytes:
+    """Return `value` as indented JSON in UTF-8."""
+    return (json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write named arrays as `.npz`; only plain numbers and strings, nothing pickled."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_bytes(path, buffer.getvalue())
+
+
+def read_bytes(path: Path, *, expected: str | None = None) -> bytes:
+    """Return the content of a plain file; refuse it if its sha256 is not `expected`."""
+    try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file" if path.exists() else f"{path} is missing")
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    if expected is not None and sha256(data) != expected:
+        raise InputError(f"{path} is damaged or was changed: its sha256 is not the recorded one")
+    return data
+
+
+def read_json(path: Path, *, expected: str | None = None) -> Any:
+    """Return the JSON value in `path`; refuse duplicate keys, NaN and anything over 64 MiB."""
+    data = read_bytes(path, expected=expected)
+    if len(data) > MAX_JSON_BYTES:
+        raise InputError(f"{path} has {len(data)} bytes, too many for a description")
+    return parse_json(data, path)
+
+
+def parse_json(data: bytes, path: Path) -> Any:
+    """Return the JSON value in `data`, which was read from `path`."""
+    try:
+        return json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {_first_line(error)}") from error
+
+
+def to_tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return named tensors in the safetensors format."""
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    return safetensors.torch.save(plain)
+
+
+def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
+    """Return the named tensors in `data`, which was read from `path`."""
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+
+
+def commit_directory(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Create `directory` with `files` in one step; it is never changed afterwards."""
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    make_directory(directory.parent)
+    try:
+        with _explained(directory, sum(map(len, files.values()))):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+        for name, data in files.items():
+            write_bytes(temporary / name, data)
+        sums = {n: {"sha256": sha256(d), "bytes": len(d)} for n, d in files.items()}
+        write_json(temporary / MANIFEST, {"format": 1, "files": sums})
+        with _explained(directory):
+            temporary.rename(directory)
+            _sync_directory(directory.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_directory(directory: Path) -> dict[str, bytes]:
+    """Return the files of a committed directory; refuse it if one is missing or was changed."""
+    manifest = read_json(directory / MANIFEST)
+    try:
+        assert manifest["format"] == 1
+        sums = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+        assert all(Path(name).name == name for name in sums)
+    except (AssertionError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{directory / MANIFEST} is not a manifest of this version") from error
+    return {name: read_bytes(directory / name, expected=value) for name, value in sums.items()}
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory and what is in it, if it is there."""
+    with _explained(directory):
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold `directory` for this process; a second process gets one clear line.
+
+    The lock belongs to the open file, so it is gone when the process is, however it ended.
+    """
+    path = make_directory(directory) / ".lock"
+    with _explained(path):
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{directory} is in use by another process") from error
+        yield
+
+
+@contextlib.contextmanager
+def _explained(path: Path, num_bytes: int = 0) -> Iterator[None]:
+    """Turn the system's errors into one line that names the file and what to do."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"the disk is full; {num_bytes} bytes are needed, {_free_bytes(path)} are free"
+        raise StorageError(f"cannot write {path}: {reason}") from error
+
+
+def _free_bytes(path: Path) -> int:
+    parent = next(p for p in (path, *path.parents) if p.exists())
+    return shutil.disk_usage(parent).free
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not allowed")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
