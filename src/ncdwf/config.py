@@ -134,8 +134,6 @@ class Config:
         require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
 
 
-
-
 def _digits(setting: str, num_novel: int) -> Config:
     view = View(shift=0.8, rotation=9.0, scale=0.1)
     return Config(
@@ -167,7 +165,6 @@ def recipe(setting: str) -> Config:
             f"no recipe for setting {setting!r}; there are recipes for {', '.join(RECIPES)}"
         )
     return RECIPES[match["data"]](setting, int(match["proxy_novel"] or match["novel"]))
-
 
 
 T = TypeVar("T")
@@ -205,18 +202,22 @@ def override(config: T, assignment: str, *, where: str = "config") -> T:
 
 def _override(config: Any, path: list[str], text: str, where: str) -> Any:
     key, rest = path[0], path[1:]
-    if isinstance(config, Mapping):  # a method's own fields: checked when the method is built
-        require(not rest, f"{where}.{key} holds a value, not further keys")
-        return {**config, key: _literal(text)}
+    if isinstance(config, Mapping):  # a method's own fields: typed when the method is built
+        if key not in config:
+            raise InputError(_unknown_key(where, key, config))
+        value = config[key]
+        changed = _override(value, rest, text, f"{where}.{key}") if rest else _literal(text)
+        return {**config, key: changed}
+    require(dataclasses.is_dataclass(config), f"{where} holds a value, not further keys")
     hints = typing.get_type_hints(type(config))
     if key not in hints:
         raise InputError(_unknown_key(where, key, hints))
     value = getattr(config, key)
     nested = dataclasses.is_dataclass(value) or isinstance(value, Mapping)
     if rest:
-        require(nested, f"{where}.{key} holds a value, not further keys")
         return replace(config, **{key: _override(value, rest, text, f"{where}.{key}")})
-    require(not nested, f"{where}.{key} holds further keys: {', '.join(_keys(value))}")
+    if nested:
+        raise InputError(f"{where}.{key} holds further keys: {', '.join(_keys(value))}")
     return replace(config, **{key: _convert(hints[key], _literal(text), f"{where}.{key}")})
 
 

@@ -135,11 +135,13 @@ class Setting:
             raise InputError(f"setting {self.name!r} cannot be loaded: {data.missing}")
         train_images, train_labels, test_images, test_labels = data.read()
         if self.is_proxy:
-            train, test = held_out_indices(train_labels, PROXY_HOLDOUT, seed=0)
-            test_images, test_labels = train_images[test], train_labels[test]
-            train_images, train_labels = train_images[train], train_labels[train]
+            rest, held_out = held_out_indices(train_labels, PROXY_HOLDOUT, seed=0)
+            test_images, test_labels = train_images[held_out], train_labels[held_out]
+            train_images, train_labels = train_images[rest], train_labels[rest]
         known = _select(train_images, train_labels, self.known_classes, first=0)
-        novel = _select(train_images, train_labels, self.novel_classes, first=len(self.known_classes))
+        novel = _select(
+            train_images, train_labels, self.novel_classes, first=len(self.known_classes)
+        )
         test = _select(test_images, test_labels, self.known_classes + self.novel_classes, first=0)
         return Split(
             known_images=known[0],

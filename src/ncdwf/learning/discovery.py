@@ -102,7 +102,7 @@ def make_method(description: Mapping[str, Any]) -> Method:
 
 
 class Teacher(nn.Module):
-    """A frozen copy of the model as it was after the supervised phase; always in evaluation mode."""
+    """A frozen copy of the model after the supervised phase, always in evaluation mode."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()

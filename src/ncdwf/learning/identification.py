@@ -31,7 +31,9 @@ def fit_identifier(
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
         latents, _ = memory.sample(noise)
-        return {"identify": balanced_binary_cross_entropy(identifier(latents), identifier(batch[0]))}
+        return {
+            "identify": balanced_binary_cross_entropy(identifier(latents), identifier(batch[0]))
+        }
 
     train(
         identifier,

@@ -23,7 +23,7 @@ from ncdwf.noise import Draw, Noise, draw, generator
 
 Batch = tuple[Tensor, ...]
 Terms = dict[str, Tensor]
-"""Named loss terms, weights included. A term may be a vector (one entry a head): its mean counts."""
+"""Named loss terms, weights included. Of a vector (one entry a head) the mean counts."""
 Loss = Callable[[Batch, Noise, Tensor], Terms]
 """Maps a batch, its noise and the progress of the phase (0 to 1) to loss terms."""
 
@@ -120,7 +120,9 @@ class Checkpoints:
         """Tell whether it is time to keep another one."""
         return time.monotonic() - self._last >= self._seconds
 
-    def keep(self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any) -> None:
+    def keep(
+        self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any
+    ) -> None:
         """Write a checkpoint, then remove all but the last two of this phase."""
         position = {"phase": phase, "epoch": epoch, "step": step, "config": self._fingerprint}
         path = self.directory / f"{phase}-{epoch:06d}-{step:08d}"
@@ -270,7 +272,7 @@ class _Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             terms = self.loss(batch, noise, self.progress[step])
         total = torch.stack([term.float().mean() for term in terms.values()]).sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         self._guard(terms, self.numbers[step])
         self.optimizer.step()
         for name, term in terms.items():
@@ -302,7 +304,9 @@ class _Training:
     def end(self, epoch: int) -> None:
         """Read the sums of this epoch into the history (sync point)."""
         self.check()
-        means = {n: (total / self.source.num_steps).tolist() for n, total in self.sums.items()}
+        means: dict[str, float | list[float]] = {
+            name: (total / self.source.num_steps).tolist() for name, total in self.sums.items()
+        }
         seconds = self.seconds_before + time.monotonic() - self.started
         images = self.source.num_steps * self.source.batch_size
         self.history.append(

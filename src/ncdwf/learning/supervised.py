@@ -119,16 +119,12 @@ def _measure(model: Model, images: Images, labels: Labels, config: Config) -> No
     augmented = settings.statistics_from == "augmented"
     view = settings.view if augmented else View()
     num_views = settings.statistics_views if augmented else 1
-    sums = Accumulator(
-        model.num_known, model.backbone.num_features, settings.spread, model.device
-    )
+    sums = Accumulator(model.num_known, model.backbone.num_features, settings.spread, model.device)
     source = generator(config.seed, "statistics", device=model.device)
     model.eval()
     with torch.no_grad():
         for _ in range(num_views):
             for part, targets in zip(images.split(1024), labels.split(1024), strict=True):
-                draws = torch.rand(
-                    len(part), NUM_DRAWS, generator=source, device=source.device
-                )
+                draws = torch.rand(len(part), NUM_DRAWS, generator=source, device=source.device)
                 sums.add(model.backbone(augment(part, view, draws)), targets)
     model.statistics = sums.result(num_views)

@@ -81,8 +81,14 @@ class Ncdwf(Method):
     tau: float | Literal["calibrated"] = 0.99
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "num_hidden", "num_projected", "overclustering",
-                     "latents_per_class", "inversion_iterations"):
+        for name in (
+            "num_heads",
+            "num_hidden",
+            "num_projected",
+            "overclustering",
+            "latents_per_class",
+            "inversion_iterations",
+        ):
             value = getattr(self, name)
             require(value >= 1, f"config.method.{name}={value} should be 1 or more")
         for name in ("weight_replay", "weight_distill", "weight_information"):

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from ncdwf.errors import InputError
 
-Pictures = UInt8[Tensor, "image channel height width"] | Float[
-    Tensor, "image channel height width"
-]
+Pictures = UInt8[Tensor, "image channel height width"] | Float[Tensor, "image channel height width"]
 Features = Float[Tensor, "image feature"]
 
 
@@ -19,6 +17,7 @@ class Backbone(Protocol):
     """What a backbone is: a module with this call and this attribute."""
 
     num_features: int
+    normalise: "Normalise"
 
     def __call__(self, images: Pictures) -> Features:
         """Return one feature vector a picture."""

@@ -119,7 +119,9 @@ class Model(nn.Module):
         self.backbone = BACKBONES[check_backbone(architecture.backbone)](shape)  # type: ignore[assignment]
         num_features = self.backbone.num_features
         self.known_head = CosineHead(num_features, architecture.num_known)
-        self.statistics = ClassStatistics(num_features=num_features, num_known=architecture.num_known, spread=architecture.spread)
+        self.statistics = ClassStatistics(
+            num_features=num_features, num_known=architecture.num_known, spread=architecture.spread
+        )
         self.novel_head: MultiHead | None = None
         if architecture.novel is not None:
             novel = dataclasses.asdict(architecture.novel)
@@ -132,12 +134,14 @@ class Model(nn.Module):
         self.best_head.zero_()
 
     @classmethod
-    def create(cls, architecture: Architecture, known_names: tuple[str, ...], *, seed: int) -> "Model":
+    def create(
+        cls, architecture: Architecture, known_names: tuple[str, ...], *, seed: int
+    ) -> "Model":
         """Return a model with fresh weights that follow from `seed` alone."""
         return build(lambda: cls(architecture, known_names, ()), generator(seed, "model"))
 
     def with_novel(self, novel: NovelHead, *, identifier: bool, seed: int) -> "Model":
-        """Return a copy of this model with a fresh novel head (and identifier); the rest is kept."""
+        """Return a copy with a fresh novel head (and identifier); the rest is kept."""
         architecture = dataclasses.replace(self.architecture, novel=novel, identifier=identifier)
         names = tuple(f"novel-{i + 1}" for i in range(novel.num_novel))
         model = build(
@@ -227,19 +231,19 @@ class Model(nn.Module):
 
     def check(self, images: Any) -> Images:
         """Return `images` if this model can read them."""
-        images = as_images(images)
+        checked = as_images(images)
         wanted = (self.architecture.num_channels, self.architecture.height, self.architecture.width)
-        if tuple(images.shape[1:]) != wanted:
+        if tuple(checked.shape[1:]) != wanted:
             raise InputError(
-                f"pictures are {tuple(images.shape[1:])}; this model reads {wanted} "
+                f"pictures are {tuple(checked.shape[1:])}; this model reads {wanted} "
                 "(channels, height, width)"
             )
-        return images
+        return checked
 
     def _batches(self, images: Images) -> Iterator[Features]:
         for batch in images.split(EVALUATION_BATCH) if len(images) else ():
             with torch.no_grad(), _evaluation_mode(self):
-                features = self.backbone(batch.to(self.device))
+                features: Features = self.backbone(batch.to(self.device))
             yield features
 
     def holdings(self) -> list[Holding]:
@@ -300,7 +304,7 @@ class Model(nn.Module):
         return model.eval()
 
 
-class _evaluation_mode:  # noqa: N801 - reads as a statement: `with _evaluation_mode(model):`
+class _evaluation_mode:
     """Switch a module to evaluation mode for a while, and every part back to what it was."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -69,12 +69,12 @@ class Scores:
     `default_rule` is the index of the rule that the model itself uses.
     """
 
-    after_supervised: dict[str, float]
+    after_supervised: dict[str, float | None]
     aware: Aware
     agnostic: list[Routed]
     strict: list[Routed]
     default_rule: int
-    forgetting: float
+    forgetting: float | None
     auroc: float
     nmi: float
     ari: float
@@ -105,13 +105,15 @@ class Predictions:
     """P(novel)."""
 
 
-def evaluate(model: Model, split: Split, supervised: Model) -> tuple[Scores, Predictions]:
+def evaluate(
+    model: Model, split: Split, supervised: Model | None = None
+) -> tuple[Scores, Predictions]:
     """Return the scores of `model` and what they were computed from.
 
     Args:
         model: after discovery.
         split: its test pictures are scored; the pool's labels fix the strict mapping.
-        supervised: the model before discovery, for forgetting and the k-means row.
+        supervised: the model before discovery, for forgetting and a k-means row.
     """
     _check_classes(model, split)
     head = int(model.best_head)
@@ -139,7 +141,7 @@ def evaluate(model: Model, split: Split, supervised: Model) -> tuple[Scores, Pre
         agnostic.append(figures.scores(known_right[~is_novel].mean(), matched))
         strict.append(figures.scores(known_right[~is_novel].mean(), strict_right[is_novel].mean()))
 
-    after = _known_accuracy(supervised, split)
+    after = None if supervised is None else _percent(_known_accuracy(supervised, split))
     aware = _aware(known_answers, novel_answers, labels, pool_answers, pool_labels, split, head)
     own = np.where(novelty >= model.tau, strict_answers, known_answers)
     prediction = np.where(
@@ -147,12 +149,12 @@ def evaluate(model: Model, split: Split, supervised: Model) -> tuple[Scores, Pre
     )
     novel_true, novel_found = labels[is_novel], novel_answers[head][is_novel]
     scores = Scores(
-        after_supervised={"known": _percent(after)},
+        after_supervised={"known": after},
         aware=aware,
         agnostic=agnostic,
         strict=strict,
         default_rule=next(i for i, (_, tau) in enumerate(rules) if tau == model.tau),
-        forgetting=round(_percent(after) - aware.known, 2),
+        forgetting=None if after is None else round(after - aware.known, 2),
         auroc=round(float(roc_auc_score(is_novel, novelty)), 4),
         nmi=round(float(normalized_mutual_info_score(novel_true, novel_found)), 4),
         ari=round(float(adjusted_rand_score(novel_true, novel_found)), 4),
@@ -171,7 +173,7 @@ def evaluate(model: Model, split: Split, supervised: Model) -> tuple[Scores, Pre
     return scores, predictions
 
 
-def kmeans_rows(split: Split, supervised: Model) -> dict[str, float]:
+def kmeans_rows(split: Split, supervised: Model | None) -> dict[str, float]:
     """Return the task-aware novel accuracy of two rows without learning.
 
     k-means (seed 0, ten starts) is fitted on the pool and names the novel test pictures.
@@ -179,17 +181,14 @@ def kmeans_rows(split: Split, supervised: Model) -> dict[str, float]:
     chosen = split.test_labels >= split.num_known
     test_images = split.test_images[chosen]
     test_labels = (split.test_labels[chosen] - split.num_known).cpu().numpy()
-    inputs = {
-        "pixels": (_pixels(split.novel_images), _pixels(test_images)),
-        "features": (
-            supervised.features(split.novel_images).cpu().numpy(),
-            supervised.features(test_images).cpu().numpy(),
-        ),
-    }
+    inputs = {"pixels": (_pixels(split.novel_images), _pixels(test_images))}
+    if supervised is not None:
+        pool, test = supervised.features(split.novel_images), supervised.features(test_images)
+        inputs["features"] = (pool.cpu().numpy(), test.cpu().numpy())
     rows = {}
-    for name, (pool, test) in inputs.items():
-        means = KMeans(split.num_novel, n_init=10, random_state=0).fit(pool)
-        found = means.predict(test).astype(np.int64)
+    for name, (fitted_on, named) in inputs.items():
+        means = KMeans(split.num_novel, n_init=10, random_state=0).fit(fitted_on)
+        found = means.predict(named).astype(np.int64)
         rows[name] = _percent(
             clustering_accuracy(found, test_labels, split.num_novel, split.num_novel)
         )

@@ -30,7 +30,12 @@ def match_clusters(counts: Int64[ndarray, "cluster cls"]) -> Int64[ndarray, " cl
 
 
 def clustering_accuracy(
-    predicted: Classes, true: Classes, num_clusters: int, num_classes: int, *, total: int | None = None
+    predicted: Classes,
+    true: Classes,
+    num_clusters: int,
+    num_classes: int,
+    *,
+    total: int | None = None,
 ) -> float:
     """Return the share of pictures whose cluster is mapped to their class, by the best mapping.
 
@@ -55,4 +60,6 @@ def per_class_accuracy(
     """Return the accuracy of every class; NaN where a class has no picture."""
     totals = np.bincount(true, minlength=num_classes).astype(np.float64)
     right = np.bincount(true[predicted == true], minlength=num_classes)
-    return np.divide(right, totals, out=np.full(num_classes, np.nan), where=totals > 0)
+    accuracy = np.full(num_classes, np.nan)
+    np.divide(right, totals, out=accuracy, where=totals > 0)
+    return accuracy

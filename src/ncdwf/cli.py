@@ -1,0 +1,450 @@
+"""The command line: one verb, one short function."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from ncdwf import __version__, storage
+from ncdwf.config import Config, override, recipe
+from ncdwf.data.folder import find_pictures, read_picture
+from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
+from ncdwf.errors import InputError, NcdwfError
+from ncdwf.learning.discovery import METHODS
+from ncdwf.model import Model
+from ncdwf.results import experiment
+from ncdwf.results.evaluation import Routed, Scores
+from ncdwf.results.experiment import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Novel class discovery without forgetting.",
+    epilog="Start with `ncdwf run`: both phases on the embedded digits, about a minute on a CPU.",
+)
+out = Console()
+err = Console(stderr=True)
+
+PICTURES_AT_ONCE = 1024
+
+SettingName = Annotated[
+    str, typer.Argument(metavar="[SETTING]", help="Such as digits-5-5; `ncdwf list` shows them.")
+]
+ModelDir = Annotated[Path, typer.Argument(metavar="MODEL", help="A run or model directory.")]
+OutDir = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Directory to write; a new one below runs/.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any field; may be repeated."),
+]
+MethodName = Annotated[str | None, typer.Option("--method", "-m", help="Discovery method.")]
+Seed = Annotated[int | None, typer.Option("--seed", "-s", help="Decides every random draw.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Replay the config.json of another run.")
+]
+ResumeDir = Annotated[
+    Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a run that was cut off.")
+]
+
+
+class Format(StrEnum):
+    """How `predict` writes its answers."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+@app.command()
+def run(
+    setting: SettingName = "digits-5-5",
+    out_dir: OutDir = None,
+    method: MethodName = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    config_file: ConfigFile = None,
+    resume: ResumeDir = None,
+) -> None:
+    """Do both phases, score the model and print the table.
+
+    Examples:
+
+        ncdwf run
+
+        ncdwf run digits-5-5 --seed 3 --set discovery.optim.lr=0.1
+
+        ncdwf run --config runs/digits-5-5-ncdwf-seed0/config.json
+
+        ncdwf run --resume runs/digits-5-5-ncdwf-seed0
+    """
+    work = _begin(setting, out_dir, resume, method=method, seed=seed, sets=sets, file=config_file)
+    with _resumable(work), Bar() as bar:
+        scores = experiment.execute(work, bar)
+    _print_scores(scores, work.config)
+    out.print(f"Written to {work.path}", soft_wrap=True)
+
+
+@app.command()
+def learn(
+    setting: SettingName = "digits-5-5",
+    out_dir: OutDir = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    config_file: ConfigFile = None,
+    resume: ResumeDir = None,
+) -> None:
+    """Do the supervised phase alone: learn the known classes and save a model without pictures.
+
+    Examples:
+
+        ncdwf learn digits-5-5 --out known
+
+        ncdwf learn --resume known
+    """
+    work = _begin(setting, out_dir, resume, seed=seed, sets=sets, file=config_file)
+    with _resumable(work), Bar() as bar, storage.locked(work.path):
+        if not (work.path / "model.json").exists():
+            experiment.learn_stage(work, work.path, bar)
+    out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
+
+
+@app.command()
+def discover(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL")] = None,
+    out_dir: OutDir = None,
+    setting: Annotated[
+        str | None, typer.Option("--setting", help="Whose pool; that of MODEL's own run.")
+    ] = None,
+    method: MethodName = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    resume: ResumeDir = None,
+) -> None:
+    """Do the discovery phase alone, from a saved model and the unlabelled pool of a setting.
+
+    Examples:
+
+        ncdwf discover known --out both
+
+        ncdwf discover known --method ncdwf --set method.tau=0.9
+
+        ncdwf discover --resume both
+    """
+    if resume is not None:
+        work = Run.open(resume)
+    elif model is None:
+        raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
+    else:
+        supervised = Model.load(model)
+        if supervised.novel_head is not None:
+            raise InputError(f"{model} has discovered already; give the model of 'ncdwf learn'")
+        config = _configure(_recorded(model, setting), method=method, seed=seed, sets=sets)
+        Setting.parse(config.setting)
+        work = Run.create(_directory(out_dir, config), config)
+        supervised.save(work.supervised_dir)
+    with _resumable(work), Bar() as bar, storage.locked(work.path):
+        if not (work.path / "model.json").exists():
+            experiment.discover_stage(work, bar)
+    out.print(f"A model of known and novel classes is in {work.path}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    model: ModelDir,
+    setting: Annotated[
+        str | None, typer.Option("--setting", help="Whose test pictures; that of MODEL's own run.")
+    ] = None,
+) -> None:
+    """Score a model; in a run directory, write scores.json and predictions.npz as well.
+
+    Example:
+
+        ncdwf evaluate both
+    """
+    config = _recorded(model, setting)
+    _print_scores(experiment.evaluate_stage(model, config.setting), config)
+
+
+@app.command()
+def predict(
+    model: ModelDir,
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Picture files or folders.")],
+    form: Annotated[Format, typer.Option("--format", "-f")] = Format.table,
+) -> None:
+    """Name pictures: a known class or novel-1, novel-2, …; nobody says which kind they are.
+
+    Pictures are turned upright and scaled to the size that the model learnt.
+
+    Examples:
+
+        ncdwf predict runs/digits-5-5-ncdwf-seed0 photos/
+
+        ncdwf predict runs/digits-5-5-ncdwf-seed0 a.png b.png --format csv
+    """
+    loaded = Model.load(model)
+    rows = []
+    files = find_pictures(paths)
+    with Bar() as bar:
+        bar.start("predict", len(files), 0)
+        for first in range(0, len(files), PICTURES_AT_ONCE):
+            rows += _predict_files(loaded, files[first : first + PICTURES_AT_ONCE])
+            bar.advance(len(files[first : first + PICTURES_AT_ONCE]))
+    if not rows:
+        raise InputError("none of the files could be read as a picture")
+    _print_rows(rows, form)
+
+
+@app.command()
+def inspect(model: ModelDir) -> None:
+    """List everything that a saved model holds, and what each part is derived from.
+
+    Example:
+
+        ncdwf inspect runs/digits-5-5-ncdwf-seed0
+    """
+    loaded = Model.load(model)
+    table = Table(
+        "tensor", "shape", "bytes", "derived from", title=str(model), title_justify="left"
+    )
+    for item in loaded.holdings():
+        shape = "×".join(map(str, item.shape)) or "scalar"
+        table.add_row(item.name, shape, f"{item.num_bytes:,}", item.derived_from)
+    out.print(table)
+    total = sum(item.num_bytes for item in loaded.holdings())
+    out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
+    out.print(f"{', '.join(loaded.class_names)}.", soft_wrap=True)
+    out.print(
+        "No picture, no vector, label or file name of a single picture is stored. Weights and "
+        "class statistics can still tell, to a degree, whether a given picture was among the "
+        "labelled ones; richer statistics (supervised.spread) tell more.",
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_all() -> None:
+    """List the settings and the methods."""
+    settings = Table("setting", "known", "novel", "state", title="Settings", title_justify="left")
+    for name in SETTINGS:
+        setting = Setting.parse(name)
+        state = DATA_SETS[setting.data].missing or "ready"
+        known, novel = len(setting.known_classes), len(setting.novel_classes)
+        settings.add_row(name, str(known), str(novel), state)
+    methods = Table("method", "what it is", title="Methods", title_justify="left")
+    for name, method in sorted(METHODS.items()):
+        methods.add_row(name, (method.__doc__ or "").splitlines()[0])
+    out.print(settings, methods)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        out.print(f"ncdwf {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a problem that the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except NcdwfError as error:
+        err.print(f"ncdwf: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+class Bar:
+    """A progress bar with pictures a second and the time left; silent when nobody watches."""
+
+    def __init__(self) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description:>10}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self._task = self._bars.add_task("", total=None, rate="")
+        self._bars.remove_task(self._task)
+
+    def __enter__(self) -> "Bar":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def start(self, task: str, num_images: int, done: int) -> None:
+        """Begin a task."""
+        self._task = self._bars.add_task(task, total=num_images, completed=done, rate="")
+
+    def advance(self, num_images: int) -> None:
+        """Count in the pictures of one step."""
+        self._bars.advance(self._task, num_images)
+        speed = self._bars.tasks[-1].speed
+        if speed:
+            self._bars.update(self._task, rate=f"{speed:,.0f} images/s")
+
+    def stop(self) -> None:
+        """End the task; its bar stays."""
+
+
+class _resumable:
+    """Say how to go on when somebody presses Ctrl-C."""
+
+    def __init__(self, work: Run) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            err.print(f"Interrupted. Go on with: ncdwf {sys.argv[1]} --resume {self._work.path}")
+
+
+def _begin(
+    setting: str,
+    out_dir: Path | None,
+    resume: Path | None,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    sets: list[str] | None = None,
+    file: Path | None = None,
+) -> Run:
+    if resume is not None:
+        return Run.open(resume)
+    start = experiment.read_config(file) if file else _recipe(setting)
+    config = _configure(start, method=method, seed=seed, sets=sets)
+    return Run.create(_directory(out_dir, config), config)
+
+
+def _recipe(setting: str) -> Config:
+    parsed = Setting.parse(setting)
+    if DATA_SETS[parsed.data].read is None:
+        raise InputError(f"setting {setting!r} cannot be run: {DATA_SETS[parsed.data].missing}")
+    return recipe(setting)
+
+
+def _recorded(model: Path, setting: str | None) -> Config:
+    """Return the configuration of the run in `model`, or the recipe of `setting`."""
+    if setting is not None:
+        return _recipe(setting)
+    if (model / experiment.CONFIG_FILE).exists():
+        return Run.open(model).config
+    if not model.exists():
+        raise InputError(f"{model} does not exist")
+    raise InputError(f"{model} holds no {experiment.CONFIG_FILE}; name the setting with --setting")
+
+
+def _configure(
+    config: Config, *, method: str | None, seed: int | None, sets: list[str] | None
+) -> Config:
+    if method is not None and method != config.method["name"]:
+        config = replace(config, method={"name": method})
+    if seed is not None:
+        config = replace(config, seed=seed)
+    config = experiment.complete(config)
+    for assignment in sets or ():
+        config = override(config, assignment)
+    return experiment.complete(config)
+
+
+def _directory(out_dir: Path | None, config: Config) -> Path:
+    return out_dir or experiment.new_run_dir(Path("runs"), config)
+
+
+def _predict_files(model: Model, files: list[Path]) -> list[dict[str, Any]]:
+    shape = (model.architecture.num_channels, model.architecture.height, model.architecture.width)
+    readable, pictures = [], []
+    for path in files:
+        try:
+            pictures.append(read_picture(path, *shape))
+            readable.append(path)
+        except InputError as error:
+            err.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
+    if not pictures:
+        return []
+    answers = model.predict(torch.stack(pictures))
+    return [
+        {
+            "path": str(path),
+            "class": model.class_names[label],
+            "probability": round(probability, 4),
+            "head": "novel" if label >= model.num_known else "known",
+            "novelty": round(novelty, 4),
+        }
+        for path, label, probability, novelty in zip(
+            readable,
+            answers.labels.tolist(),
+            answers.probability.tolist(),
+            answers.novelty.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _print_rows(rows: list[dict[str, Any]], form: Format) -> None:
+    if form is Format.json:
+        out.print_json(json.dumps(rows))
+    elif form is Format.csv:
+        writer = csv.DictWriter(sys.stdout, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        out.print(table)
+
+
+def _print_scores(scores: Scores, config: Config) -> None:
+    title = f"{config.method['name']} on {config.setting}, seed {config.seed}"
+    table = Table("accuracy in %", title=title, title_justify="left")
+    for column in ("known", "novel", "all"):
+        table.add_column(column, justify="right")
+    after = scores.after_supervised["known"]
+    if after is not None:
+        table.add_row("after the supervised phase", f"{after:.2f}", "", "")
+    aware = scores.aware
+    table.add_row("task-aware", *(f"{v:.2f}" for v in (aware.known, aware.novel, aware.all)))
+    for name, entries in (("task-agnostic", scores.agnostic), ("strict", scores.strict)):
+        for index, entry in enumerate(entries):
+            mark = " *" if index == scores.default_rule else ""
+            table.add_row(f"{name}, {_rule(entry)}{mark}", *_figures(entry))
+    for name, text in (("pixels", "raw pixels"), ("features", "supervised features")):
+        if name in scores.kmeans:
+            table.add_row(f"k-means on {text}", "", f"{scores.kmeans[name]:.2f}", "")
+    out.print(table)
+    forgetting = "" if scores.forgetting is None else f"forgetting {scores.forgetting:.2f} · "
+    out.print(
+        f"{forgetting}AUROC of the routing {scores.auroc:.3f} · NMI {scores.nmi:.3f} · "
+        f"ARI {scores.ari:.3f} · * the rule that the model itself uses",
+        highlight=False,
+    )
+
+
+def _rule(entry: Routed) -> str:
+    return f"{entry.rule} τ={entry.tau:.4g}"
+
+
+def _figures(entry: Routed) -> tuple[str, str, str]:
+    return f"{entry.known:.2f}", f"{entry.novel:.2f}", f"{entry.all:.2f}"

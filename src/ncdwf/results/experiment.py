@@ -1,0 +1,291 @@
+"""From a configuration to a run directory: both phases, the scores and where they came from.
+
+A run directory holds `config.json`, `env.json`, `history.jsonl`, `supervised/` (the model before
+discovery), `model.safetensors` with `model.json`, `predictions.npz` and `scores.json`. Each stage
+is complete when its last file is there, so a run that was cut off goes on where it stopped.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import ncdwf.methods  # noqa: F401 - registers every method
+from ncdwf import __version__, storage
+from ncdwf.config import Config, from_dict, recipe
+from ncdwf.data.setting import Setting
+from ncdwf.errors import InputError
+from ncdwf.learning.discovery import PHASE as DISCOVERY
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.loop import Checkpoints, Epoch, History, Progress, choose_device
+from ncdwf.learning.supervised import PHASE as SUPERVISED
+from ncdwf.learning.supervised import learn_known
+from ncdwf.model import Model
+from ncdwf.model.model import DESCRIPTION_FILE
+from ncdwf.results.evaluation import Predictions, Scores, evaluate
+
+CONFIG_FILE = "config.json"
+ENVIRONMENT_FILE = "env.json"
+HISTORY_FILE = "history.jsonl"
+SCORES_FILE = "scores.json"
+PREDICTIONS_FILE = "predictions.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory: its path and what is in it. Nothing is computed again."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> "Run":
+        """Begin a run in `path`, which must not hold one yet."""
+        storage.make_directory(path)
+        if (path / CONFIG_FILE).exists():
+            raise InputError(
+                f"{path} holds a run already; resume it with --resume or choose another directory"
+            )
+        if (path / DESCRIPTION_FILE).exists():
+            raise InputError(f"{path} holds a model already; choose another directory")
+        storage.write_json(path / ENVIRONMENT_FILE, _environment(config))
+        storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Return the run in `path`."""
+        if not (path / CONFIG_FILE).is_file():
+            raise InputError(f"{path} holds no run ({CONFIG_FILE} is missing)")
+        return cls(path)
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration, complete enough to replay the run."""
+        return read_config(self.path / CONFIG_FILE)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Return what the run was made with."""
+        values = storage.read_json(self.path / ENVIRONMENT_FILE)
+        if not isinstance(values, dict):
+            raise InputError(f"{self.path / ENVIRONMENT_FILE} should hold an object")
+        return values
+
+    @property
+    def supervised_dir(self) -> Path:
+        """Return where the model before discovery is kept."""
+        return self.path / "supervised"
+
+    def history(self) -> History:
+        """Return what every finished epoch left."""
+        path = self.path / HISTORY_FILE
+        if not path.exists():
+            return []
+        lines = storage.read_bytes(path).decode().splitlines()
+        return [
+            from_dict(Epoch, storage.parse_json(li.encode(), path), where=str(path)) for li in lines
+        ]
+
+    def record(self, epochs: History) -> None:
+        """Add the epochs of one phase to the history; they replace those of the same phase."""
+        phases = {epoch.phase for epoch in epochs}
+        kept = [epoch for epoch in self.history() if epoch.phase not in phases]
+        lines = [json.dumps(asdict(epoch), allow_nan=False) for epoch in kept + epochs]
+        storage.write_bytes(self.path / HISTORY_FILE, "".join(f"{li}\n" for li in lines).encode())
+
+    @contextmanager
+    def checkpoints(self, phase: str) -> Iterator[Checkpoints]:
+        """Give a phase its checkpoints; they are removed when it ends well.
+
+        Checkpoints of the supervised phase hold momentum: recent gradients of labelled pictures.
+        """
+        content = storage.read_bytes(self.path / CONFIG_FILE)
+        directory = self.path / "checkpoints" / phase
+        yield Checkpoints(
+            directory,
+            seconds=self.config.checkpoint_seconds,
+            fingerprint=hashlib.sha256(content).hexdigest(),
+        )
+        storage.remove_directory(directory.parent)
+
+
+def complete(config: Config) -> Config:
+    """Return `config` with every field of its method written out; an unknown field is refused."""
+    fields = asdict(make_method(config.method))  # type: ignore[call-overload]
+    return replace(config, method={"name": config.method["name"], **fields})
+
+
+def read_config(path: Path) -> Config:
+    """Return the configuration in a JSON file."""
+    return complete(from_dict(Config, storage.read_json(path)))
+
+
+def new_run_dir(parent: Path, config: Config) -> Path:
+    """Return a fresh directory below `parent`, named after setting, method and seed."""
+    storage.make_directory(parent)
+    stem = f"{config.setting}-{config.method['name']}-seed{config.seed}"
+    for number in range(1, 10_000):
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        return path
+    raise InputError(f"{parent} holds too many runs named {stem}; delete some")
+
+
+def execute(run: Run, progress: Progress | None = None) -> Scores:
+    """Do what is left of a run: both phases and the scores.
+
+    The labelled tensors are dropped before discovery begins; discovery gets the pool alone.
+    """
+    with storage.locked(run.path):
+        if not (run.supervised_dir / DESCRIPTION_FILE).exists():
+            learn_stage(run, run.supervised_dir, progress)
+        if not (run.path / DESCRIPTION_FILE).exists():
+            discover_stage(run, progress)
+        return evaluate_stage(run.path, run.config.setting)
+
+
+def learn_stage(run: Run, directory: Path, progress: Progress | None = None) -> None:
+    """Do the supervised phase and save its model into `directory`."""
+    config = run.config
+    split = Setting.parse(config.setting).load()
+    history: History = []
+    with run.checkpoints(SUPERVISED) as checkpoints:
+        model = learn_known(
+            split.known_images,
+            split.known_labels,
+            config,
+            class_names=split.known_names,
+            checkpoints=checkpoints,
+            progress=progress,
+            history=history,
+        )
+        run.record(history)
+        model.save(directory)
+
+
+def discover_stage(run: Run, progress: Progress | None = None) -> None:
+    """Do the discovery phase on the pool and save its model into the run directory."""
+    config = run.config
+    pool = Setting.parse(config.setting).load().novel_images
+    history: History = []
+    with run.checkpoints(DISCOVERY) as checkpoints:
+        model = discover(
+            Model.load(run.supervised_dir),
+            pool,
+            make_method(config.method),
+            config,
+            checkpoints=checkpoints,
+            progress=progress,
+            history=history,
+        )
+        run.record(history)
+        model.save(run.path)
+
+
+def evaluate_stage(path: Path, setting: str) -> Scores:
+    """Score the model in `path` on the test pictures of `setting`.
+
+    In a run directory the predictions and the score file are written beside the model.
+    """
+    split = Setting.parse(setting).load()
+    supervised_dir = Run(path).supervised_dir
+    has_supervised = (supervised_dir / DESCRIPTION_FILE).exists()
+    supervised = Model.load(supervised_dir) if has_supervised else None
+    model = Model.load(path)
+    scores, predictions = evaluate(model, split, supervised)
+    if (path / CONFIG_FILE).exists():
+        _write_results(Run(path), setting, scores, predictions)
+    return scores
+
+
+def _write_results(run: Run, setting: str, scores: Scores, predictions: Predictions) -> None:
+    arrays: Mapping[str, Any] = {
+        item.name: getattr(predictions, item.name) for item in dataclasses.fields(predictions)
+    }
+    storage.write_arrays(run.path / PREDICTIONS_FILE, arrays)
+    config, environment = run.config, run.environment
+    seconds, rates = [], []
+    for phase in (SUPERVISED, DISCOVERY):
+        epochs = [epoch for epoch in run.history() if epoch.phase == phase]
+        total = sum(epoch.seconds for epoch in epochs)
+        images = sum(epoch.seconds * epoch.images_per_second for epoch in epochs)
+        seconds.append(round(total, 2))
+        rates.append(round(images / total, 1) if total else 0.0)
+    storage.write_json(
+        run.path / SCORES_FILE,
+        {
+            "setting": setting,
+            "method": config.method["name"],
+            "variant": variant(config),
+            "seed": config.seed,
+            "epochs": [config.supervised.optim.epochs, config.discovery.optim.epochs],
+            **scores.to_dict(),
+            "seconds": seconds,
+            "images_per_second": rates,
+            **{key: environment[key] for key in ("device", "torch", "commit", "date")},
+        },
+    )
+
+
+def variant(config: Config) -> str:
+    """Return `main` for the recommended configuration of a method, `custom` for any other."""
+    default = replace(recipe(config.setting), method={"name": config.method["name"]})
+    if recipe(config.setting).method["name"] == config.method["name"]:
+        default = recipe(config.setting)
+    return "main" if _essence(config) == _essence(default) else "custom"
+
+
+def _essence(config: Config) -> Config:
+    """Return what decides the result beside the seed and the machine."""
+    return replace(complete(config), seed=0, device="auto", checkpoint_seconds=60.0)
+
+
+def _environment(config: Config) -> dict[str, Any]:
+    device = choose_device(config.device)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    commit, dirty = _commit()
+    return {
+        "ncdwf": __version__,
+        "commit": commit,
+        "dirty": dirty,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": f"{device.type} ({card})",
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """Return the commit of this source tree and whether it has changes; `NCDWF_COMMIT` wins."""
+    if "NCDWF_COMMIT" in os.environ:
+        return os.environ["NCDWF_COMMIT"], None
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", Path(__file__).name):  # installed into somebody else's repository
+            return None, None
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
