@@ -115,8 +115,7 @@ def learn(
     """
     work = _begin(setting, out_dir, resume, seed=seed, sets=sets, file=config_file)
     with _resumable(work), Bar() as bar, storage.locked(work.path):
-        if not (work.path / "model.json").exists():
-            experiment.learn_stage(work, work.path, bar)
+        experiment.learn_stage(work, work.path, bar)
     out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
 
 
@@ -155,8 +154,7 @@ def discover(
         work = Run.create(_directory(out_dir, config), config)
         supervised.save(work.supervised_dir)
     with _resumable(work), Bar() as bar, storage.locked(work.path):
-        if not (work.path / "model.json").exists():
-            experiment.discover_stage(work, bar)
+        experiment.discover_stage(work, bar)
     out.print(f"A model of known and novel classes is in {work.path}", soft_wrap=True)
 
 
@@ -235,7 +233,12 @@ def inspect(model: ModelDir) -> None:
 
 @app.command("list")
 def list_all() -> None:
-    """List the settings and the methods."""
+    """List the settings and the methods.
+
+    Example:
+
+        ncdwf list
+    """
     settings = Table("setting", "known", "novel", "state", title="Settings", title_justify="left")
     for name in SETTINGS:
         setting = Setting.parse(name)
@@ -317,7 +320,8 @@ class _resumable:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            err.print(f"Interrupted. Go on with: ncdwf {sys.argv[1]} --resume {self._work.path}")
+            hint = f"Interrupted. Go on with: ncdwf {sys.argv[1]} --resume {self._work.path}"
+            err.print(hint, markup=False, highlight=False, soft_wrap=True)
 
 
 def _begin(
@@ -365,6 +369,7 @@ def _configure(
     config = experiment.complete(config)
     for assignment in sets or ():
         config = override(config, assignment)
+    experiment.check(config)
     return experiment.complete(config)
 
 

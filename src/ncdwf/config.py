@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ class Supervised:
     temperature: float = 0.1
     holdout: float = 0.0
     """Share of each class kept out of training; `statistics_from="held-out"` needs it."""
-    statistics_from: Literal["augmented", "plain", "held-out"] = "augmented"
+    statistics_from: Literal["augmented", "plain", "held-out"] = "plain"
     statistics_views: int = 4
     """How many augmented views of each picture enter the statistics."""
     spread: Literal["shared-diagonal", "shared", "per-class"] = "shared-diagonal"
@@ -135,17 +136,20 @@ class Config:
 
 
 def _digits(setting: str, num_novel: int) -> Config:
-    view = View(shift=0.8, rotation=9.0, scale=0.1)
+    view = View(shift=0.8, rotation=9.0, scale=0.2)
+    supervised = Optim(epochs=20, batch_size=64, lr=0.02, warmup_epochs=1, weight_decay=1e-3)
+    discovery = Optim(epochs=100, batch_size=64, lr=0.2, warmup_epochs=5, weight_decay=1e-3)
     return Config(
         setting=setting,
-        supervised=Supervised(
-            optim=Optim(epochs=40, batch_size=64, lr=0.05, warmup_epochs=2), view=view
-        ),
-        discovery=Discovery(
-            num_novel=num_novel,
-            optim=Optim(epochs=100, batch_size=128, lr=0.1, warmup_epochs=5),
-            large=view,
-        ),
+        supervised=Supervised(optim=supervised, view=view),
+        discovery=Discovery(num_novel=num_novel, optim=discovery, large=view),
+        method={
+            "name": "ncdwf",
+            "num_heads": 3,
+            "num_hidden": 128,
+            "num_projected": 64,
+            "tau": "calibrated",
+        },
     )
 
 
@@ -175,7 +179,7 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def from_dict(kind: type[T], values: Mapping[str, Any], *, where: str = "config") -> T:
+def from_dict(kind: type[T], values: Any, *, where: str = "config") -> T:
     """Build the dataclass `kind` from plain values; refuse unknown keys and wrong types."""
     require(isinstance(values, Mapping), f"{where}={values!r} should be an object")
     hints = typing.get_type_hints(kind)
@@ -229,7 +233,8 @@ def _keys(value: Any) -> list[str]:
 
 def _unknown_key(where: str, key: str, accepted: Mapping[str, Any]) -> str:
     nearest = difflib.get_close_matches(key, accepted, n=1, cutoff=0.0)
-    return f"unknown key {where}.{key}; did you mean {nearest[0]!r}?"
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "no key is accepted there"
+    return f"unknown key {where}.{key}; {hint}"
 
 
 def _literal(text: str) -> Any:
@@ -252,7 +257,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is not None:  # Mapping[str, Any]
         require(isinstance(value, Mapping), f"{where}={value!r} should be an object")
         return dict(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and type(value) in (int, float):
+        # JSON writes neither NaN nor infinity, and 1e999 is read as infinity.
+        require(abs(value) <= sys.float_info.max, f"{where}={value!r} should be a finite number")
         return float(value)
     require(type(value) is hint, f"{where}={value!r} should be {hint.__name__}")
     return value

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,12 @@ def read_json(path: Path, *, expected: str | None = None) -> Any:
 def parse_json(data: bytes, path: Path) -> Any:
     """Return the JSON value in `data`, which was read from `path`."""
     try:
-        return json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            data,
+            object_pairs_hook=_no_duplicates,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {_first_line(error)}") from error
 
@@ -145,11 +151,15 @@ def read_directory(directory: Path) -> dict[str, bytes]:
     manifest = read_json(directory / MANIFEST)
     try:
         assert manifest["format"] == 1
-        sums = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+        sums = {n: (e["sha256"], e["bytes"]) for n, e in manifest["files"].items()}
         assert all(Path(name).name == name for name in sums)
     except (AssertionError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{directory / MANIFEST} is not a manifest of this version") from error
-    return {name: read_bytes(directory / name, expected=value) for name, value in sums.items()}
+    files = {name: read_bytes(directory / name, expected=sums[name][0]) for name in sums}
+    for name, data in files.items():
+        if len(data) != sums[name][1]:
+            raise InputError(f"{directory / MANIFEST} is damaged: the size of {name} is another")
+    return files
 
 
 def remove_directory(directory: Path) -> None:
@@ -212,6 +222,12 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not allowed")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is too large")
+    return float(text)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,12 +5,12 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from ncdwf.data.images import Images, Labels
+from ncdwf.data.images import TrainAndTest
 
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 
-def read_digits() -> tuple[Images, Labels, Images, Labels]:
+def read_digits() -> TrainAndTest:
     """Return training and test pictures with their labels: a fixed stratified 70/30 split."""
     digits = load_digits()
     pictures = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]

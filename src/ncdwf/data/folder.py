@@ -39,6 +39,8 @@ def read_picture(
     """Return one picture, turned upright, in the colours and the size that a model reads."""
     try:
         with Image.open(path, formats=FORMATS) as file:
+            if file.mode.startswith(("I", "F")):  # Pillow would clip them to white
+                raise ValueError("it has more than 8 bits a channel")
             upright = ImageOps.exif_transpose(file)
             picture = upright.convert("L" if num_channels == 1 else "RGB")
             picture = picture.resize((width, height), Image.Resampling.BILINEAR)

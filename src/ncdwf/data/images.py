@@ -12,6 +12,12 @@ from ncdwf.errors import InputError
 
 Images = UInt8[Tensor, "image channel height width"]
 Labels = Int64[Tensor, " image"]
+TrainAndTest = tuple[
+    UInt8[Tensor, "train channel height width"],
+    Int64[Tensor, " train"],
+    UInt8[Tensor, "test channel height width"],
+    Int64[Tensor, " test"],
+]
 
 
 def as_images(images: Any, *, name: str = "images") -> Images:
@@ -39,7 +45,8 @@ def as_images(images: Any, *, name: str = "images") -> Images:
 def as_labels(labels: Any, num_images: int) -> Labels:
     """Return `labels` as an int64 tensor: one a picture, classes 0 to M-1, each of them there."""
     tensor = labels if isinstance(labels, Tensor) else _from_array(labels, "labels")
-    if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.ndim != 1:
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if not is_integer or tensor.dtype == torch.bool or tensor.ndim != 1:
         raise InputError(
             f"labels are {tensor.dtype} of shape {tuple(tensor.shape)}; "
             "one integer a picture is accepted"
@@ -62,13 +69,16 @@ def as_labels(labels: Any, num_images: int) -> Labels:
 
 def _from_array(values: Any, name: str) -> Tensor:
     try:
-        return torch.from_numpy(np.ascontiguousarray(values))
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} are not an array of numbers") from error
 
 
 def _stack(images: Sequence[Any], name: str) -> Any:
-    arrays = [np.asarray(image) for image in images]
+    try:
+        arrays = [np.asarray(image) for image in images]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} are not arrays of numbers") from error
     shapes = [array.shape for array in arrays]
     for position, shape in enumerate(shapes):
         if shape != shapes[0]:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from ncdwf.config import SETTING_NAME
 from ncdwf.data import digits
-from ncdwf.data.images import Images, Labels
+from ncdwf.data.images import Images, Labels, TrainAndTest
 from ncdwf.errors import InputError
 from ncdwf.noise import generator
 
@@ -20,7 +21,7 @@ class DataSet:
     """A source of labelled pictures: how many classes it has and how it is read."""
 
     class_names: tuple[str, ...]
-    read: Callable[[], tuple[Images, Labels, Images, Labels]] | None
+    read: Callable[[], TrainAndTest] | None
     missing: str = ""
     """Why it cannot be read yet."""
 
@@ -57,14 +58,14 @@ SETTINGS = (
 class Split:
     """The tensors of a setting; labels count known classes 0…M-1, novel ones M…M+N-1."""
 
-    known_images: Images
-    known_labels: Labels
-    novel_images: Images
+    known_images: UInt8[Tensor, "known channel height width"]
+    known_labels: Int64[Tensor, " known"]
+    novel_images: UInt8[Tensor, "novel channel height width"]
     """The pool: the only thing of a split that the discovery phase receives."""
-    novel_labels: Labels
+    novel_labels: Int64[Tensor, " novel"]
     """For evaluation only."""
-    test_images: Images
-    test_labels: Labels
+    test_images: UInt8[Tensor, "test channel height width"]
+    test_labels: Int64[Tensor, " test"]
     known_names: tuple[str, ...]
     novel_names: tuple[str, ...]
 
@@ -168,7 +169,7 @@ def held_out_indices(labels: Labels, share: float, *, seed: int) -> tuple[Tensor
 
 def _select(
     images: Images, labels: Labels, classes: tuple[int, ...], *, first: int
-) -> tuple[Images, Labels]:
+) -> tuple[UInt8[Tensor, "chosen channel height width"], Int64[Tensor, " chosen"]]:
     """Return the pictures of `classes`; their labels count from `first` in that order."""
     renumber = torch.full((int(labels.max()) + 1,), -1)
     renumber[list(classes)] = torch.arange(first, first + len(classes))

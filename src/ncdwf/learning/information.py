@@ -32,9 +32,14 @@ class VariationalRegressor(nn.Module):
         self.free_variance = nn.Parameter(torch.empty(num_heads, 1, num_known))
 
     def initialise(self, source: torch.Generator) -> None:
-        """Scale the layers by their inputs; start with a variance of 5, as [2] does."""
+        """Scale the layers by their inputs; start with a variance of 5, as [2] does.
+
+        The last layer starts at zero: a regressor that knows nothing yet must not push the heads
+        around (on the digits proxies that cost 3 points of novel accuracy, docs/digits.md).
+        """
         for layer in self.layers:
             layer.normal_(std=math.sqrt(2 / layer.shape[1]), generator=source)
+        self.layers[-1].zero_()
         self.free_variance.fill_(math.log(math.expm1(max(5.0 - self.min_variance, 0.1))))
 
     def forward(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ Loss = Callable[[Batch, Noise, Tensor], Terms]
 NEVER = torch.iinfo(torch.int64).max
 
 
+@runtime_checkable
 class BatchSource(Protocol):
     """Where batches come from; which one comes when follows from the position alone."""
 
@@ -63,6 +64,7 @@ class TensorSource:
         return tuple(tensor.index_select(0, chosen) for tensor in self._tensors)
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Hears how far a long step has come."""
 
@@ -313,7 +315,7 @@ class _Training:
             Epoch(
                 phase=self.phase,
                 epoch=epoch,
-                lr=learning_rate(self.optim, epoch),
+                lr=learning_rate(self.optim, float(epoch)),
                 terms=means,
                 seconds=seconds,
                 images_per_second=images / max(seconds, 1e-9),

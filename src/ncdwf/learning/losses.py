@@ -60,7 +60,7 @@ def distillation(
 
 def gaussian_nll(
     mean: Float[Tensor, "*any dim"],
-    variance: Float[Tensor, "*any dim"],
+    variance: Float[Tensor, "*#any dim"],
     target: Float[Tensor, "*any dim"],
 ) -> Float[Tensor, "*any"]:
     """Return the negative log-likelihood of `target`, without its constant, averaged over `dim`.

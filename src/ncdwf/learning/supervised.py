@@ -57,8 +57,8 @@ def learn_known(
         raise InputError(f"{len(names)} class names do not match {num_known} known classes")
     settings, device = config.supervised, choose_device(config.device)
     training, held_out = held_out_indices(labels, settings.holdout, seed=config.seed)
-    model = _new_model(images, names, config).to(device)
     train_images, train_labels = images[training].to(device), labels[training].to(device)
+    model = _new_model(train_images, names, config)
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
         pictures, targets = batch
@@ -108,7 +108,7 @@ def _new_model(images: Images, names: tuple[str, ...], config: Config) -> Model:
         temperature=config.supervised.temperature,
         spread=config.supervised.spread,
     )
-    model = Model.create(architecture, names, seed=config.seed)
+    model = Model.create(architecture, names, seed=config.seed).to(images.device)
     model.backbone.normalise.measure(images)
     return model
 

@@ -77,7 +77,7 @@ class Ncdwf(Method):
     min_variance: float = 1.0
     identifier: Literal["during", "after"] = "after"
     """Trained with every step of discovery, or fitted after it on evaluation-mode features."""
-    identifier_optim: Optim = Optim(epochs=30, batch_size=256, lr=0.1)
+    identifier_optim: Optim = Optim(epochs=60, batch_size=64, lr=0.1)
     tau: float | Literal["calibrated"] = 0.99
 
     def __post_init__(self) -> None:
@@ -236,6 +236,6 @@ class Ncdwf(Method):
                 seed=outcome.seed,
                 progress=outcome.progress,
             )
-        calibrated = calibrate(model.identifier, state.memory, held_out, seed=outcome.seed)
+        calibrated = calibrate(model.identifier, held_out)
         model.identifier.calibrated_tau.fill_(calibrated)
         model.identifier.tau.fill_(calibrated if self.tau == "calibrated" else float(self.tau))

@@ -59,19 +59,21 @@ class SmallNet(nn.Module):
     and pooled features of the supervised phase collapse onto the class means.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], num_features: int = 128) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], num_features: int = 256) -> None:
         super().__init__()
         channels, height, width = image_shape
         self.num_features = num_features
         self.normalise = Normalise(channels)
         self.layers = nn.Sequential(
-            *_convolution(channels, 32),
-            *_convolution(32, 32),
+            *_convolution(channels, 16),
+            *_convolution(16, 16),
             nn.MaxPool2d(2, ceil_mode=True),
-            *_convolution(32, 64),
-            *_convolution(64, 64),
+            *_convolution(16, 32),
+            *_convolution(32, 32),
             nn.Flatten(),
-            nn.Linear(64 * -(-height // 2) * -(-width // 2), num_features),
+            nn.Linear(32 * -(-height // 2) * -(-width // 2), num_features, bias=False),
+            nn.BatchNorm1d(num_features),
+            nn.ReLU(inplace=True),
         )
 
     def forward(self, images: Pictures) -> Features:

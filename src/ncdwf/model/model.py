@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ncdwf import storage
-from ncdwf.config import from_dict
+from ncdwf.config import from_dict, require
 from ncdwf.data.images import Images, as_images
 from ncdwf.errors import InputError
 from ncdwf.model.backbone import BACKBONES, Backbone, Features, check_backbone
@@ -53,6 +53,9 @@ class NovelHead:
     num_hidden: int
     num_projected: int
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_novel", "num_heads", "num_hidden", "num_projected")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
@@ -67,6 +70,9 @@ class Architecture:
     spread: Literal["shared-diagonal", "shared", "per-class"]
     novel: NovelHead | None = None
     identifier: bool = False
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_channels", "height", "width", "num_known", "temperature")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,9 +218,6 @@ class Model(nn.Module):
         """
         images = self.check(images)
         parts = [self._route(self.outputs(features)) for features in self._batches(images)]
-        if not parts:
-            none = torch.zeros(0, dtype=torch.float64)
-            return Prediction(labels=none.long(), probability=none, novelty=none)
         labels, probability, novelty = (torch.cat(part) for part in zip(*parts, strict=True))
         return Prediction(labels=labels, probability=probability, novelty=novelty)
 
@@ -241,7 +244,7 @@ class Model(nn.Module):
         return checked
 
     def _batches(self, images: Images) -> Iterator[Features]:
-        for batch in images.split(EVALUATION_BATCH) if len(images) else ():
+        for batch in images.split(EVALUATION_BATCH):
             with torch.no_grad(), _evaluation_mode(self):
                 features: Features = self.backbone(batch.to(self.device))
             yield features
@@ -287,20 +290,18 @@ class Model(nn.Module):
             raise InputError(f"{directory} holds no model ({DESCRIPTION_FILE} is missing)")
         description = _checked_description(storage.read_json(path), path)
         weights_path = path.with_name(WEIGHTS_FILE)
-        data = storage.read_bytes(weights_path, expected=description["weights_sha256"])
+        data = storage.read_bytes(weights_path, expected=str(description.get("weights_sha256")))
         tensors = storage.parse_tensors(data, weights_path)
-        architecture = from_dict(Architecture, description["architecture"], where=str(path))
-        names = (tuple(description["known_names"]), tuple(description["novel_names"]))
-        with torch.device("meta"):
-            model = cls(architecture, *names)
+        model = _without_weights(description, path)
+        _check_tensors(model, tensors, weights_path)
         try:
             model.load_state_dict(tensors, strict=True, assign=True)
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise InputError(f"{weights_path} does not fit {path}: {reason}") from error
-        for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise InputError(f"{weights_path} holds NaN or infinite values in {name}")
+        novel = model.architecture.novel
+        if not 0 <= int(model.best_head) < (1 if novel is None else novel.num_heads):
+            raise InputError(f"{weights_path} names a best head that is not there")
         return model.eval()
 
 
@@ -336,6 +337,45 @@ def _checked_description(description: Any, path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} has format {description['format']!r}; this version of ncdwf reads {FORMAT}"
         )
-    if description.get("sha256") != _checksum(description):
+    if not _is_intact(description):
         raise InputError(f"{path} is damaged or was changed: its sha256 is not the recorded one")
     return description
+
+
+def _is_intact(description: dict[str, Any]) -> bool:
+    try:
+        return bool(description.get("sha256") == _checksum(description))
+    except (ValueError, RecursionError):  # what cannot be written was never saved
+        return False
+
+
+def _require_positive(shape: NovelHead | Architecture, *names: str) -> None:
+    for name in names:
+        value = getattr(shape, name)
+        require(value > 0, f"{name}={value} of a model should be above 0")
+
+
+def _without_weights(description: dict[str, Any], path: Path) -> Model:
+    """Return the model that is described, still without storage."""
+    try:
+        architecture = from_dict(Architecture, description["architecture"], where="architecture")
+        known, novel = (tuple(description[key]) for key in ("known_names", "novel_names"))
+        require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
+        with torch.device("meta"):
+            model = Model(architecture, known, novel)
+        counts = (len(known), len(novel)) == (model.num_known, model.num_novel)
+        require(counts, "it does not name every class once")
+    except (InputError, KeyError, TypeError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{path} does not describe a model of ncdwf: {reason}") from error
+    return model
+
+
+def _check_tensors(model: Model, tensors: dict[str, Tensor], path: Path) -> None:
+    """Refuse tensors of another type than the model's own, and values that are no numbers."""
+    wanted = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    for name, tensor in tensors.items():
+        if tensor.dtype != wanted.get(name, tensor.dtype):
+            raise InputError(f"{path} holds {tensor.dtype} in {name}, not {wanted[name]}")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{path} holds NaN or infinite values in {name}")

@@ -64,7 +64,7 @@ class Accumulator:
 
     def result(self, views_per_image: int) -> ClassStatistics:
         """Return the statistics; `counts` are pictures, not views."""
-        if bool((self._counts < 2).any()):
+        if bool((self._counts < 2 * views_per_image).any()):
             raise InputError("statistics need two or more pictures of every known class")
         total = self._counts.sum()
         means = self._sums / self._counts[:, None]

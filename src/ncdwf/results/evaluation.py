@@ -261,8 +261,8 @@ def _aware(
     known_answers: Classes,
     novel_answers: Int64[ndarray, "head image"],
     labels: Classes,
-    pool_answers: Int64[ndarray, "head image"],
-    pool_labels: Classes,
+    pool_answers: Int64[ndarray, "head pool"],
+    pool_labels: Int64[ndarray, " pool"],
     split: Split,
     head: int,
 ) -> Aware:

@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import __version__, storage
 from ncdwf.config import Config, from_dict, recipe
-from ncdwf.data.setting import Setting
+from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import discover, make_method
@@ -32,6 +32,7 @@ from ncdwf.learning.loop import Checkpoints, Epoch, History, Progress, choose_de
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
+from ncdwf.model.backbone import check_backbone
 from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.results.evaluation import Predictions, Scores, evaluate
 
@@ -106,7 +107,7 @@ class Run:
 
     @contextmanager
     def checkpoints(self, phase: str) -> Iterator[Checkpoints]:
-        """Give a phase its checkpoints; they are removed when it ends well.
+        """Give a phase its checkpoints; they are removed when it has ended well.
 
         Checkpoints of the supervised phase hold momentum: recent gradients of labelled pictures.
         """
@@ -117,7 +118,18 @@ class Run:
             seconds=self.config.checkpoint_seconds,
             fingerprint=hashlib.sha256(content).hexdigest(),
         )
-        storage.remove_directory(directory.parent)
+        storage.remove_directory(directory)
+        with suppress(OSError):  # the other phase has some, or there were none
+            directory.parent.rmdir()
+
+
+def check(config: Config) -> None:
+    """Refuse what would end the run only after something was written."""
+    data = DATA_SETS[Setting.parse(config.setting).data]
+    if data.read is None:
+        raise InputError(f"setting {config.setting!r} cannot be run: {data.missing}")
+    check_backbone(config.backbone)
+    choose_device(config.device)
 
 
 def complete(config: Config) -> Config:
@@ -153,19 +165,19 @@ def execute(run: Run, progress: Progress | None = None) -> Scores:
     The labelled tensors are dropped before discovery begins; discovery gets the pool alone.
     """
     with storage.locked(run.path):
-        if not (run.supervised_dir / DESCRIPTION_FILE).exists():
-            learn_stage(run, run.supervised_dir, progress)
-        if not (run.path / DESCRIPTION_FILE).exists():
-            discover_stage(run, progress)
+        learn_stage(run, run.supervised_dir, progress)
+        discover_stage(run, progress)
         return evaluate_stage(run.path, run.config.setting)
 
 
 def learn_stage(run: Run, directory: Path, progress: Progress | None = None) -> None:
-    """Do the supervised phase and save its model into `directory`."""
+    """Do the supervised phase and save its model into `directory`, unless it is there."""
     config = run.config
-    split = Setting.parse(config.setting).load()
     history: History = []
     with run.checkpoints(SUPERVISED) as checkpoints:
+        if (directory / DESCRIPTION_FILE).exists():
+            return
+        split = Setting.parse(config.setting).load()
         model = learn_known(
             split.known_images,
             split.known_labels,
@@ -180,14 +192,16 @@ def learn_stage(run: Run, directory: Path, progress: Progress | None = None) -> 
 
 
 def discover_stage(run: Run, progress: Progress | None = None) -> None:
-    """Do the discovery phase on the pool and save its model into the run directory."""
+    """Do the discovery phase on the pool and save its model, unless the run has one."""
     config = run.config
-    pool = Setting.parse(config.setting).load().novel_images
+    supervised = Model.load(run.supervised_dir)
     history: History = []
     with run.checkpoints(DISCOVERY) as checkpoints:
+        if (run.path / DESCRIPTION_FILE).exists():
+            return
         model = discover(
-            Model.load(run.supervised_dir),
-            pool,
+            supervised,
+            Setting.parse(config.setting).load().novel_images,
             make_method(config.method),
             config,
             checkpoints=checkpoints,

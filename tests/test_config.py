@@ -1,0 +1,248 @@
+import dataclasses
+import json
+import re
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncdwf.config import (
+    RECIPES,
+    Config,
+    Discovery,
+    Optim,
+    Supervised,
+    View,
+    from_dict,
+    override,
+    recipe,
+    to_json,
+)
+from ncdwf.errors import InputError
+
+
+def small_config() -> Config:
+    return Config(
+        setting="digits-5-5",
+        supervised=Supervised(optim=Optim(epochs=1, batch_size=2, lr=0.1)),
+        discovery=Discovery(num_novel=5, optim=Optim(epochs=3, batch_size=4, lr=0.2)),
+        method={"name": "ncdwf", "gamma": 1.0, "optim": {"lr": 0.5}},
+    )
+
+
+def sizes(low=0.0, high=1e6, **options):
+    return st.floats(low, high, allow_nan=False, **options)
+
+
+views = st.builds(
+    View, shift=sizes(), rotation=sizes(), scale=sizes(high=1, exclude_max=True), flip=st.booleans()
+)
+optims = st.builds(
+    Optim,
+    epochs=st.integers(1, 10**6),
+    batch_size=st.integers(1, 10**6),
+    lr=sizes(),
+    min_lr=sizes(),
+    warmup_epochs=st.integers(0, 100),
+    momentum=sizes(high=1, exclude_max=True),
+    weight_decay=sizes(),
+)
+configs = st.builds(
+    Config,
+    setting=st.text(),
+    supervised=st.builds(
+        Supervised,
+        optim=optims,
+        view=views,
+        num_views=st.integers(1, 9),
+        temperature=sizes(low=1e-6),
+        holdout=sizes(low=0.01, high=0.5),
+        statistics_from=st.sampled_from(["augmented", "plain", "held-out"]),
+        spread=st.sampled_from(["shared-diagonal", "shared", "per-class"]),
+    ),
+    discovery=st.builds(
+        Discovery, num_novel=st.integers(1, 99), optim=optims, large=views, num_large=st.just(2)
+    ),
+    method=st.dictionaries(st.text(), st.none() | st.integers() | st.text()).map(
+        lambda fields: {**fields, "name": "ncdwf"}
+    ),
+    seed=st.integers(),
+    device=st.sampled_from(["auto", "cpu", "cuda"]),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(configs)
+def test_json_round_trip_keeps_every_field(config):
+    assert from_dict(Config, json.loads(to_json(config))) == config
+
+
+@settings(max_examples=50, deadline=None)
+@given(optims, st.data())
+def test_override_replaces_one_field_and_no_other(wanted, data):
+    before = small_config()
+    key = data.draw(st.sampled_from([item.name for item in dataclasses.fields(Optim)]))
+    value = getattr(wanted, key)
+    after = override(before, f"discovery.optim.{key}={value!r}")
+    expected = dataclasses.replace(before.discovery.optim, **{key: value})
+    assert after.discovery.optim == expected
+    assert dataclasses.replace(after, discovery=before.discovery) == before
+
+
+@pytest.mark.parametrize(
+    ("assignment", "read", "expected"),
+    [
+        ("seed=7", lambda c: c.seed, 7),
+        ("device=cpu", lambda c: c.device, "cpu"),  # plain words need no quotes
+        ('device="cpu"', lambda c: c.device, "cpu"),
+        ("supervised.view.flip=true", lambda c: c.supervised.view.flip, True),
+        ("discovery.optim.lr=1", lambda c: c.discovery.optim.lr, 1.0),
+        ("method.gamma=2.5", lambda c: c.method["gamma"], 2.5),
+        ("method.optim.lr=2", lambda c: c.method["optim"], {"lr": 2}),
+        ("setting=a=b", lambda c: c.setting, "a=b"),
+    ],
+)
+def test_override_reads_json_or_plain_words(assignment, read, expected):
+    before = small_config()
+    value = read(override(before, assignment))
+    assert value == expected
+    assert type(value) is type(expected)
+    assert before == small_config()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("discovery.optim.lrr=1", "unknown key config.discovery.optim.lrr; did you mean 'lr'?"),
+        ("sed=1", "unknown key config.sed; did you mean 'seed'?"),
+        ("method.gama=1", "unknown key config.method.gama; did you mean 'gamma'?"),
+        ("seed=abc", "config.seed='abc' should be int"),
+        ("seed=1.5", "config.seed=1.5 should be int"),
+        ("seed=true", "config.seed=True should be int"),
+        ("supervised.view.flip=1", "config.supervised.view.flip=1 should be bool"),
+        ("discovery.optim.lr=true", "config.discovery.optim.lr=True should be float"),
+        ("device=tpu", "config.device='tpu' is not one of ('auto', 'cpu', 'cuda')"),
+        ("seed", "'seed' should be written key=value, as in seed=1"),
+        ("seed.x=1", "config.seed holds a value, not further keys"),
+        ("method.gamma.x=1", "config.method.gamma holds a value, not further keys"),
+        ("discovery.optim=1", "config.discovery.optim holds further keys: epochs, batch_size,"),
+        ("method=1", "config.method holds further keys: name, gamma, optim"),
+        ("discovery.optim.lr=NaN", "config.discovery.optim.lr=nan should be a finite number"),
+        ("checkpoint_seconds=1e999", "config.checkpoint_seconds=inf should be a finite number"),
+        ("discovery.optim.lr=1" + 400 * "0", "should be a finite number"),
+        ("seed=" + 100_000 * "[", "should be int"),
+    ],
+)
+def test_override_refuses_with_one_line(assignment, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        override(small_config(), assignment)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: View(shift=-1.0), "view.shift=-1.0"),
+        (lambda: View(rotation=float("nan")), "view.rotation=nan"),
+        (lambda: View(scale=1.0), "view.scale=1.0"),
+        (lambda: Optim(epochs=0, batch_size=1, lr=1.0), "optim.epochs=0"),
+        (lambda: Optim(epochs=1, batch_size=0, lr=1.0), "optim.batch_size=0"),
+        (lambda: Optim(epochs=1, batch_size=1, lr=-0.1), "optim.lr=-0.1"),
+        (lambda: Optim(epochs=1, batch_size=1, lr=float("inf")), "optim.lr=inf"),
+        (lambda: Optim(epochs=1, batch_size=1, lr=1.0, momentum=1.0), "optim.momentum=1.0"),
+        (lambda: _supervised(num_views=0), "supervised.num_views=0"),
+        (lambda: _supervised(temperature=0.0), "supervised.temperature=0.0"),
+        (lambda: _supervised(holdout=0.6), "supervised.holdout=0.6"),
+        (lambda: _supervised(statistics_from="held-out"), "needs supervised.holdout above 0"),
+        (lambda: _supervised(statistics_views=0), "supervised.statistics_views=0"),
+        (lambda: _discovery(num_novel=0), "discovery.num_novel=0"),
+        (lambda: _discovery(num_large=1), "discovery.num_large=1"),
+        (lambda: dataclasses.replace(small_config(), method={}), "the key 'name'"),
+        (lambda: dataclasses.replace(small_config(), method={"name": 3}), "the key 'name'"),
+        (lambda: dataclasses.replace(small_config(), checkpoint_seconds=-1.0), "0 or more"),
+    ],
+)
+def test_values_out_of_range_are_refused(build, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        build()
+
+
+def _supervised(**fields):
+    return Supervised(optim=Optim(epochs=1, batch_size=1, lr=1.0), **fields)
+
+
+def _discovery(num_novel=2, **fields):
+    optim = Optim(epochs=1, batch_size=1, lr=1.0)
+    return Discovery(num_novel=num_novel, optim=optim, **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (View, {"shfit": 1}, "unknown key config.shfit; did you mean 'shift'?"),
+        (View, [1], "config=[1] should be an object"),
+        (Optim, {"epochs": 1}, "config lacks batch_size, lr"),
+        (Discovery, {"num_novel": 1, "optim": 3}, "config.optim=3 should be an object"),
+        (Discovery, {"num_novel": 1, "optim": {"lr": None}}, "config.optim lacks"),
+    ],
+)
+def test_from_dict_refuses_what_does_not_fit(kind, values, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        from_dict(kind, values)
+
+
+def test_a_key_where_none_is_accepted_is_refused():
+    nothing = dataclasses.make_dataclass("Nothing", [])
+    with pytest.raises(InputError, match=r"unknown key method\.x; no key is accepted there"):
+        from_dict(nothing, {"x": 1}, where="method")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    tau: float | Literal["calibrated"]
+    view: View | None = None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"tau": 1}, Choice(tau=1.0)),
+        ({"tau": "calibrated"}, Choice(tau="calibrated")),
+        ({"tau": 0.5, "view": None}, Choice(tau=0.5)),
+        ({"tau": 0.5, "view": {"shift": 2}}, Choice(tau=0.5, view=View(shift=2.0))),
+    ],
+)
+def test_unions_take_the_type_that_fits(values, expected):
+    assert from_dict(Choice, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tau": "other"}, "config.tau='other' should be float or "),
+        ({"tau": 0.5, "view": 3}, "config.view=3 should be View or null"),
+    ],
+)
+def test_unions_name_what_would_fit(values, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        from_dict(Choice, values)
+
+
+def test_configs_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        small_config().seed = 1
+
+
+@pytest.mark.parametrize(("name", "num_novel"), [("5-5", 5), ("2-7", 7), ("5-5-proxy-2-3", 3)])
+@pytest.mark.parametrize("data", RECIPES)
+def test_recipes_follow_the_setting(data, name, num_novel):
+    config = recipe(f"{data}-{name}")
+    assert config.setting == f"{data}-{name}"
+    assert config.discovery.num_novel == num_novel
+
+
+@pytest.mark.parametrize("name", ["nothing-5-5", "digits", "digits-5-5 ", "digits-5", ""])
+def test_there_is_no_recipe_for_an_unknown_setting(name):
+    with pytest.raises(InputError, match=re.escape(f"no recipe for setting {name!r}")):
+        recipe(name)

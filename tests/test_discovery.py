@@ -1,0 +1,294 @@
+"""The discovery phase: what it finds, what it leaves alone, what it refuses, and own methods."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from conftest import Stop, StopAfter, fingerprint, shorter, timeless, unchanged_global_state
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ncdwf.config import Config, View
+from ncdwf.data.augment import Views
+from ncdwf.data.setting import Split
+from ncdwf.errors import InputError
+from ncdwf.learning.discovery import (
+    METHODS,
+    Method,
+    Outcome,
+    Teacher,
+    best_head,
+    discover,
+    make_method,
+    register,
+)
+from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
+from ncdwf.learning.losses import sinkhorn, swapped_prediction
+from ncdwf.model import Model, NovelHead
+from ncdwf.noise import Draw, Noise
+from ncdwf.results.evaluation import evaluate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LwF(Method):
+    """Learning without Forgetting (Li & Hoiem, 2016), adapted to discovery without labels."""
+
+    weight_distill: float = 3.0
+
+    def prepare(self, model: Model, num_novel: int, *, seed: int) -> tuple[Model, nn.Module]:
+        shape = NovelHead(num_novel=num_novel, num_heads=3, num_hidden=32, num_projected=16)
+        return model.with_novel(shape, identifier=False, seed=seed), Teacher(model)
+
+    def noise(self, state: nn.Module, batch_size: int) -> dict[str, Draw]:
+        return {}
+
+    def loss(
+        self, model: Model, views: Views, state: nn.Module, progress: Tensor, noise: Noise
+    ) -> Terms:
+        assert model.novel_head is not None
+        teacher = cast(Teacher, state)
+        temperature = model.architecture.temperature
+        images = views.large.flatten(0, 1)
+        features = model.backbone(images)
+        logits = model.novel_head(features).unflatten(1, (len(views.large), -1))
+        before = teacher.known_logits(teacher.features(images)) / temperature
+        now = model.known_head(features) / temperature
+        return {
+            "cluster": swapped_prediction((logits / temperature).log_softmax(3), sinkhorn(logits)),
+            "distill": self.weight_distill * F.cross_entropy(now, before.softmax(1)),
+        }
+
+    def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
+        model.best_head.fill_(best_head(outcome.history))
+
+
+@pytest.fixture(scope="module")
+def short(config: Config) -> Config:
+    return shorter(config)
+
+
+@pytest.fixture
+def method(short: Config) -> Method:
+    return make_method(short.method)
+
+
+def test_finds_the_novel_classes_and_keeps_the_known_ones(
+    found_model: Model, known_model: Model, split: Split
+) -> None:
+    scores, _ = evaluate(found_model, split, known_model)
+    assert scores.aware.novel > 95
+    assert scores.aware.known > 95
+    assert scores.agnostic[scores.default_rule].all > 80
+    assert found_model.class_names == ("ant", "bee", "cat", "dog", "novel-1", "novel-2")
+    assert not found_model.training
+
+
+def test_the_given_model_stays_bit_identical(
+    known_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    before = fingerprint(known_model)
+    flags = [
+        (part.training, [p.requires_grad for p in part.parameters()])
+        for part in known_model.modules()
+    ]
+    found = discover(known_model, split.novel_images, method, short)
+    assert fingerprint(known_model) == before
+    assert known_model.novel_head is None
+    assert flags == [
+        (part.training, [p.requires_grad for p in part.parameters()])
+        for part in known_model.modules()
+    ]
+    shared = {t.data_ptr() for t in known_model.state_dict().values()}
+    assert not shared & {t.data_ptr() for t in found.state_dict().values()}
+
+
+def test_pool_and_global_random_state_are_left_as_they_were(
+    known_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    pool = split.novel_images.clone()
+    with unchanged_global_state():
+        discover(known_model, pool, method, short)
+    assert torch.equal(pool, split.novel_images)
+
+
+def test_class_statistics_pass_through_unchanged(known_model: Model, found_model: Model) -> None:
+    assert fingerprint(found_model.statistics) == fingerprint(known_model.statistics)
+
+
+def test_history_has_an_entry_an_epoch(
+    known_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    history: History = []
+    discover(known_model, split.novel_images, method, short, history=history)
+    assert [(e.phase, e.epoch) for e in history] == [("discovery", 0), ("discovery", 1)]
+
+
+@pytest.mark.parametrize("num_novel", [1, 3])
+def test_the_number_of_novel_classes_is_the_callers(
+    known_model: Model, split: Split, method: Method, short: Config, num_novel: int
+) -> None:
+    config = replace(short, discovery=replace(short.discovery, num_novel=num_novel))
+    found = discover(known_model, split.novel_images, method, config)
+    assert found.num_novel == num_novel
+    assert found.predict(split.test_images).labels.max() < 4 + num_novel
+
+
+@pytest.mark.parametrize("num_pictures", [1, 3])
+def test_a_pool_smaller_than_a_batch_will_do(
+    known_model: Model, split: Split, method: Method, short: Config, num_pictures: int
+) -> None:
+    config = replace(short, discovery=replace(short.discovery, num_novel=1))
+    found = discover(known_model, split.novel_images[:num_pictures], method, config)
+    assert found.predict(split.test_images).labels.max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (np.zeros((0, 1, 16, 16), np.uint8), "pool is empty"),
+        ([], "."),
+        (np.zeros((1, 1, 16, 16), np.uint8), "2 novel classes are more than the pool's 1"),
+        (np.zeros((8, 1, 8, 8), np.uint8), r"\(1, 8, 8\); this model reads \(1, 16, 16\)"),
+        (np.zeros((8, 3, 16, 16), np.uint8), r"\(3, 16, 16\); this model reads"),
+        (np.zeros((8, 1, 16, 16), np.float32), "float32; uint8"),
+        (np.full((8, 1, 16, 16), np.nan), "NaN"),
+        ([np.zeros((1, 16, 16), np.uint8), np.zeros((1, 8, 16), np.uint8)], "differ in size"),
+        ("pool", "images"),
+    ],
+)
+def test_bad_input_is_refused_with_the_offending_value(
+    known_model: Model, method: Method, config: Config, images: Any, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        discover(known_model, images, method, config)
+
+
+def entry(epoch: int, losses: list[float]) -> Epoch:
+    terms: dict[str, float | list[float]] = {"cluster": losses, "distill": 0.0}
+    return Epoch(
+        phase="discovery", epoch=epoch, lr=0.1, terms=terms, seconds=1.0, images_per_second=1.0
+    )
+
+
+def test_best_head_has_the_least_loss_over_the_last_epoch() -> None:
+    history = [entry(0, [0.1, 0.9, 0.9]), entry(1, [0.7, 0.6, 0.3]), entry(2, [0.5, 0.2, 0.4])]
+    assert best_head(history) == 1
+    assert best_head(history[:2]) == 2
+    assert best_head(history[:1]) == 0
+
+
+def test_the_best_head_answers(
+    known_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    history: History = []
+    found = discover(known_model, split.novel_images, method, short, history=history)
+    losses = cast(list[float], history[-1].terms["cluster"])
+    assert int(found.best_head) == losses.index(min(losses))
+
+
+def test_a_method_from_outside_the_package_works(
+    known_model: Model, split: Split, config: Config
+) -> None:
+    assert "LwF" not in {kind.__name__ for kind in METHODS.values()}
+    before = fingerprint(known_model)
+    found = discover(known_model, split.novel_images, LwF(weight_distill=1.0), config)
+    assert fingerprint(known_model) == before
+    assert found.identifier is None
+    scores, _ = evaluate(found, split, known_model)
+    assert scores.aware.novel > 95
+    assert scores.aware.known > 60
+    assert scores.agnostic[0].rule == "softmax"
+    answers = found.predict(split.test_images)
+    assert set(answers.labels.tolist()) <= set(range(6))
+
+
+def test_an_own_method_is_saved_and_loaded_like_any(
+    tmp_path: Path, known_model: Model, split: Split, short: Config
+) -> None:
+    found = discover(known_model, split.novel_images, LwF(), short)
+    found.save(tmp_path)
+    loaded = Model.load(tmp_path)
+    answers = [m.predict(split.test_images) for m in (found, loaded)]
+    assert torch.equal(answers[0].labels, answers[1].labels)
+    assert torch.equal(answers[0].novelty, answers[1].novelty)
+
+
+def test_a_method_registers_under_one_name_and_is_built_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ncdwf.learning.discovery.METHODS", {})
+    assert register("lwf")(LwF) is LwF
+    assert make_method({"name": "lwf", "weight_distill": 2}) == LwF(weight_distill=2.0)
+    with pytest.raises(AssertionError, match="lwf"):
+        register("lwf")(LwF)
+    with pytest.raises(InputError, match="unknown method 'lfw'; there are lwf"):
+        make_method({"name": "lfw"})
+    with pytest.raises(InputError, match="did you mean 'weight_distill'"):
+        make_method({"name": "lwf", "weight_distil": 2.0})
+
+
+def test_the_teacher_is_a_frozen_copy(known_model: Model, split: Split) -> None:
+    teacher = Teacher(known_model).train()
+    assert not any(part.training for part in teacher.model.modules())
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert all(p.requires_grad for p in known_model.parameters())
+    features = teacher.features(split.test_images)
+    assert torch.equal(features, known_model.features(split.test_images))
+    assert not features.requires_grad
+    with torch.no_grad():
+        assert torch.equal(teacher.known_logits(features), known_model.known_head(features))
+
+
+def test_views_reach_the_method_augmented_and_in_number(
+    known_model: Model, split: Split, short: Config
+) -> None:
+    seen: list[Tensor] = []
+
+    class Watcher(LwF):
+        __slots__ = ()
+
+        def loss(
+            self, model: Model, views: Views, state: nn.Module, progress: Tensor, noise: Noise
+        ) -> Terms:
+            seen.append(views.large)
+            return LwF.loss(self, model, views, state, progress, noise)
+
+    config = replace(short, discovery=replace(short.discovery, num_large=3))
+    discover(known_model, split.novel_images, Watcher(), config)
+    assert [tuple(views.shape) for views in seen] == [(3, 32, 1, 16, 16)] * 4
+    assert not torch.equal(seen[0][0], seen[0][1])
+
+    seen.clear()
+    plain = replace(short, discovery=replace(short.discovery, large=View()))
+    discover(known_model, split.novel_images, Watcher(), plain)
+    assert torch.equal(seen[0][0], seen[0][1])
+
+
+def test_resuming_changes_nothing(
+    tmp_path: Path, known_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    def run(checkpoints: Checkpoints | None, progress: Quiet) -> tuple[Model, History]:
+        history: History = []
+        model = discover(
+            known_model,
+            split.novel_images,
+            method,
+            short,
+            checkpoints=checkpoints,
+            progress=progress,
+            history=history,
+        )
+        return model, history
+
+    whole, wanted = run(None, Quiet())
+    # Four steps of discovery, then steps of the identifier that is fitted after them.
+    for steps in (2, 4, 7):
+        checkpoints = Checkpoints(tmp_path / str(steps), seconds=0, fingerprint="a")
+        with pytest.raises(Stop):
+            run(checkpoints, StopAfter(steps))
+        resumed, history = run(checkpoints, Quiet())
+        assert fingerprint(resumed) == fingerprint(whole)
+        assert timeless(history) == timeless(wanted)

@@ -1,0 +1,298 @@
+"""Run directories: what is in them, replaying, resuming in the same process, locking."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Stop, StopAfter, same_results, shorter
+
+from ncdwf import storage
+from ncdwf.config import Config, override
+from ncdwf.errors import InputError
+from ncdwf.learning.loop import Epoch
+from ncdwf.model import Model
+from ncdwf.results import experiment
+from ncdwf.results.experiment import Run, evaluate_stage, execute, new_run_dir, read_config
+
+SCORE_KEYS = {
+    "setting",
+    "method",
+    "variant",
+    "seed",
+    "epochs",
+    "after_supervised",
+    "aware",
+    "agnostic",
+    "strict",
+    "default_rule",
+    "forgetting",
+    "auroc",
+    "nmi",
+    "ari",
+    "kmeans",
+    "per_class",
+    "confusion",
+    "seconds",
+    "images_per_second",
+    "device",
+    "torch",
+    "commit",
+    "date",
+}
+ACCURACY = {"known", "novel", "all", "all_weighted"}
+
+
+@pytest.fixture
+def run_copy(tmp_path: Path, finished_run: Path) -> Path:
+    return shutil.copytree(finished_run, tmp_path / "copy")
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()
+    }
+
+
+def test_a_finished_run_holds_this_and_nothing_else(finished_run: Path) -> None:
+    assert set(files(finished_run)) == {
+        ".lock",
+        "config.json",
+        "env.json",
+        "history.jsonl",
+        "model.json",
+        "model.safetensors",
+        "predictions.npz",
+        "scores.json",
+        "supervised/model.json",
+        "supervised/model.safetensors",
+    }
+    assert [p.name for p in finished_run.iterdir() if p.is_dir()] == ["supervised"]
+
+
+def test_scores_have_the_keys_of_the_protocol(finished_run: Path) -> None:
+    scores = json.loads((finished_run / "scores.json").read_text())
+    assert set(scores) == SCORE_KEYS
+    assert scores["setting"] == "tiny-4-2"
+    assert scores["method"] == "ncdwf"
+    assert scores["epochs"] == [1, 2]
+    assert set(scores["after_supervised"]) == {"known"}
+    assert set(scores["aware"]) == ACCURACY | {"novel_mean_over_heads", "novel_pool"}
+    assert len(scores["agnostic"]) == len(scores["strict"]) > scores["default_rule"]
+    for entry in scores["agnostic"] + scores["strict"]:
+        assert set(entry) == ACCURACY | {"rule", "tau", "known_rejected", "novel_accepted"}
+    assert scores["agnostic"][0]["tau"] == 0.99
+    assert scores["agnostic"][scores["default_rule"]]["tau"] == 0.5
+    assert scores["forgetting"] == pytest.approx(
+        scores["after_supervised"]["known"] - scores["aware"]["known"], abs=0.005
+    )
+    assert all(value > 0 for value in scores["seconds"] + scores["images_per_second"])
+
+
+def test_predictions_agree_with_model_and_scores(finished_run: Path, tiny: Config) -> None:
+    predictions = np.load(finished_run / "predictions.npz", allow_pickle=False)
+    scores = json.loads((finished_run / "scores.json").read_text())
+    labels, novelty = predictions["labels"], predictions["novelty"]
+    assert set(predictions) == {"labels", "predicted", "strict", "known", "novel", "novelty"}
+    known = labels < 4
+    right = (predictions["known"] == labels)[known]
+    assert scores["aware"]["known"] == pytest.approx(100 * right.mean(), abs=0.005)
+    routed = right & (novelty[known] < 0.5)
+    default = scores["agnostic"][scores["default_rule"]]
+    assert default["known"] == pytest.approx(100 * routed.mean(), abs=0.005)
+    split = experiment.Setting.parse("tiny-4-2").load()
+    answers = Model.load(finished_run).predict(split.test_images)
+    assert np.array_equal(predictions["predicted"], answers.labels.numpy())
+
+
+def test_environment_says_what_the_run_was_made_with(
+    finished_run: Path, tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = Run.open(finished_run).environment
+    assert set(environment) >= {"ncdwf", "commit", "torch", "numpy", "device", "threads", "date"}
+    monkeypatch.setenv("NCDWF_COMMIT", "0123abc")
+    assert Run.create(tmp_path / "run", tiny).environment["commit"] == "0123abc"
+
+
+def test_history_covers_both_phases(finished_run: Path) -> None:
+    epochs = [(e.phase, e.epoch) for e in Run.open(finished_run).history()]
+    assert epochs == [("supervised", 0), ("discovery", 0), ("discovery", 1)]
+
+
+def test_the_recorded_configuration_replays_to_the_same_bits(
+    finished_run: Path, tmp_path: Path, tiny: Config
+) -> None:
+    config = read_config(finished_run / "config.json")
+    # Every field is written out, so a changed default cannot change a replay.
+    assert len(config.method) > len(tiny.method)
+    execute(Run.create(tmp_path / "again", config))
+    same_results(tmp_path / "again", finished_run)
+    assert (tmp_path / "again/config.json").read_bytes() == (
+        finished_run / "config.json"
+    ).read_bytes()
+
+
+def test_another_seed_gives_another_model(finished_run: Path, tmp_path: Path, tiny: Config) -> None:
+    execute(Run.create(tmp_path / "other", replace(shorter(tiny), seed=1)))
+    for name in ("supervised/model.safetensors", "model.safetensors"):
+        assert (tmp_path / "other" / name).read_bytes() != (finished_run / name).read_bytes()
+
+
+def test_a_directory_with_a_run_or_a_model_is_refused(
+    run_copy: Path, tmp_path: Path, tiny: Config
+) -> None:
+    before = files(run_copy)
+    with pytest.raises(InputError, match="holds a run already"):
+        Run.create(run_copy, tiny)
+    assert files(run_copy) == before
+    with pytest.raises(InputError, match="holds a model already"):
+        Run.create(run_copy / "supervised", tiny)
+    assert files(run_copy) == before
+    with pytest.raises(InputError, match="holds no run"):
+        Run.open(tmp_path)
+
+
+def test_new_run_directories_have_fresh_names(tmp_path: Path, tiny: Config) -> None:
+    config = replace(tiny, seed=3)
+    names = [new_run_dir(tmp_path / "runs", config).name for _ in range(3)]
+    stem = "tiny-4-2-ncdwf-seed3"
+    assert names == [stem, f"{stem}-2", f"{stem}-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises((InputError, storage.StorageError)):
+        new_run_dir(tmp_path / "file", config)
+
+
+def test_a_run_in_use_is_refused_and_free_again_afterwards(run_copy: Path, tiny: Config) -> None:
+    with storage.locked(run_copy), pytest.raises(InputError, match="in use by another process"):
+        execute(Run.open(run_copy))
+    execute(Run.open(run_copy))
+
+
+def test_resuming_a_finished_run_learns_nothing_again(run_copy: Path, tiny: Config) -> None:
+    before = files(run_copy)
+    # A single step would raise.
+    execute(Run.open(run_copy), StopAfter(1))
+    after = files(run_copy)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"scores.json"}
+    assert set(after) == set(before)
+
+
+@pytest.mark.parametrize("steps", [3, 6, 10])
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    tmp_path: Path, tiny: Config, finished_run: Path, steps: int
+) -> None:
+    """Four steps of the supervised phase, four of discovery, then the identifier's."""
+    run = Run.create(tmp_path / "cut", replace(shorter(tiny), checkpoint_seconds=0.0))
+    with pytest.raises(Stop):
+        execute(run, StopAfter(steps))
+    assert not (run.path / "scores.json").exists()
+    assert (run.path / "checkpoints").is_dir()
+    assert (run.path / "checkpoints/discovery").exists() == (steps > 4)
+    execute(run)
+    same_results(run.path, finished_run)
+    assert set(files(run.path)) == set(files(finished_run))
+
+
+@pytest.mark.parametrize("phase", ["supervised", "discovery"])
+def test_checkpoints_that_a_crash_left_behind_are_removed(
+    run_copy: Path, tiny: Config, phase: str
+) -> None:
+    # Killed after the model was saved and before its checkpoints were removed.
+    left = run_copy / "checkpoints" / phase / f"{phase}-000001-00000000"
+    left.mkdir(parents=True)
+    (left / "state.safetensors").write_bytes(b"momentum")
+    execute(Run.open(run_copy))
+    assert not (run_copy / "checkpoints").exists()
+
+
+def test_removing_what_one_phase_left_keeps_the_checkpoints_of_the_other(
+    tmp_path: Path, tiny: Config
+) -> None:
+    config = replace(shorter(tiny), checkpoint_seconds=0.0)
+    run = Run.create(tmp_path / "run", config)
+    with pytest.raises(Stop):
+        execute(run, StopAfter(7))
+    left = run.path / "checkpoints/supervised/supervised-000001-00000000"
+    left.mkdir(parents=True)
+    with pytest.raises(Stop):  # two steps are left, and the first one's end is never reached
+        execute(run, StopAfter(1))
+    assert not left.parent.exists()
+    assert sorted(p.name for p in (run.path / "checkpoints/discovery").iterdir()) == [
+        "discovery-000000-00000001",
+        "discovery-000001-00000000",
+    ]
+
+
+def test_evaluating_a_bare_model_writes_nothing(
+    finished_run: Path, tmp_path: Path, tiny: Config
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(finished_run / name, bare)
+    before = files(bare)
+    scores = evaluate_stage(bare, "tiny-4-2")
+    assert files(bare) == before
+    recorded = json.loads((finished_run / "scores.json").read_text())
+    assert scores.to_dict()["aware"] == recorded["aware"]
+    assert scores.to_dict()["strict"] == recorded["strict"]
+    assert scores.after_supervised == {"known": None}
+    assert scores.forgetting is None
+
+
+def test_evaluating_a_run_again_gives_the_same_scores(run_copy: Path, tiny: Config) -> None:
+    before = json.loads((run_copy / "scores.json").read_text())
+    (run_copy / "scores.json").unlink()
+    (run_copy / "predictions.npz").unlink()
+    evaluate_stage(run_copy, "tiny-4-2")
+    assert json.loads((run_copy / "scores.json").read_text()) == before
+    assert (run_copy / "predictions.npz").exists()
+
+
+def test_evaluating_before_discovery_or_on_other_classes_is_refused(
+    finished_run: Path, tiny: Config
+) -> None:
+    with pytest.raises(InputError, match="has not discovered"):
+        evaluate_stage(finished_run / "supervised", "tiny-4-2")
+    with pytest.raises(InputError, match="knows 4 classes, the setting has 3"):
+        evaluate_stage(finished_run, "tiny-3-2")
+
+
+def test_recording_a_phase_twice_replaces_it(tmp_path: Path, tiny: Config) -> None:
+    def entry(phase: str, lr: float) -> Epoch:
+        return Epoch(
+            phase=phase, epoch=0, lr=lr, terms={"a": 1.0}, seconds=1.0, images_per_second=1.0
+        )
+
+    run = Run.create(tmp_path / "run", tiny)
+    assert run.history() == []
+    run.record([entry("supervised", 0.1)])
+    run.record([entry("discovery", 0.2)])
+    run.record([entry("supervised", 0.3)])
+    assert [(e.phase, e.lr) for e in run.history()] == [("discovery", 0.2), ("supervised", 0.3)]
+
+
+def test_variant_tells_the_recommended_configuration_from_others(tiny: Config) -> None:
+    assert experiment.variant(tiny) == "main"
+    assert experiment.variant(replace(tiny, seed=5, device="auto", checkpoint_seconds=0)) == "main"
+    assert experiment.variant(override(tiny, "discovery.optim.lr=0.06")) == "custom"
+    assert experiment.variant(replace(tiny, method={**tiny.method, "tau": 0.4})) == "custom"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"setting": "cifar10-5-5"}, "later release"),
+        ({"setting": "tiny-9-9"}, "asks for 9"),
+        ({"backbone": "resnet"}, "unknown backbone 'resnet'; there are small"),
+    ],
+)
+def test_what_cannot_run_is_refused_beforehand(
+    tiny: Config, change: dict[str, str], words: str
+) -> None:
+    experiment.check(tiny)
+    with pytest.raises(InputError, match=words):
+        experiment.check(replace(tiny, **change))

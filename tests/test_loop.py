@@ -1,0 +1,522 @@
+"""The one loop: schedule, update, history, guard against NaN, checkpoints and exact resumption."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Stop, StopAfter, fingerprint, timeless, unchanged_global_state
+from torch import Tensor, nn
+
+from ncdwf.config import Optim
+from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.learning.loop import (
+    Batch,
+    Checkpoints,
+    History,
+    Loss,
+    Progress,
+    Quiet,
+    TensorSource,
+    Terms,
+    choose_device,
+    learning_rate,
+    train,
+)
+from ncdwf.noise import Draw, Noise, draw, generator
+
+STEPS, EPOCHS = 5, 3
+OPTIM = Optim(epochs=EPOCHS, batch_size=4, lr=0.1, min_lr=0.01, warmup_epochs=1)
+NOISE = {"move": Draw(kind="normal", shape=(4, 3)), "keep": Draw(kind="uniform", shape=(2,))}
+
+
+class Net(nn.Module):
+    """Weights, running statistics and a frozen part: all that a checkpoint has to hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        source = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in (self.linear.weight, self.linear.bias):
+                parameter.normal_(generator=source)
+
+    def terms(self, batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        answers = self.norm(self.linear(batch[0] + noise["move"])) * self.frozen
+        return {
+            "fit": (answers - batch[1]).square().mean(),
+            "heads": noise["keep"] * self.linear.weight.square().sum(1) * (1 + progress),
+        }
+
+
+class Recorder(Quiet):
+    """Progress that keeps a copy of the weights after every step."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.weights: list[list[Tensor]] = []
+
+    def advance(self, num_images: int) -> None:
+        self.weights.append([p.detach().clone() for p in self.module.parameters()])
+
+
+class Scalar(nn.Module):
+    """One parameter, for what can be worked out by hand."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+
+
+def make_source(seed: int = 0, phase: str = "test") -> TensorSource:
+    drawn = torch.Generator().manual_seed(5)
+    inputs, targets = torch.randn(22, 3, generator=drawn), torch.randn(22, 2, generator=drawn)
+    return TensorSource(inputs, targets, batch_size=4, seed=seed, phase=phase)
+
+
+def run_net(
+    net: Net,
+    *,
+    loss: Loss | None = None,
+    optim: Optim = OPTIM,
+    seed: int = 0,
+    phase: str = "test",
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
+) -> History:
+    return train(
+        net,
+        loss or net.terms,
+        make_source(seed, phase),
+        optim,
+        noise=NOISE,
+        seed=seed,
+        phase=phase,
+        checkpoints=checkpoints,
+        progress=progress,
+    )
+
+
+def every_step(directory: Path, config: str = "a") -> Checkpoints:
+    return Checkpoints(directory, seconds=0, fingerprint=config)
+
+
+def kept(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_every_epoch_is_another_order_of_distinct_entries() -> None:
+    source = make_source()
+    assert source.num_steps == STEPS
+    orders = []
+    for epoch in range(2):
+        rows = torch.cat([source.batch(epoch, step)[0] for step in range(STEPS)])
+        assert len(torch.unique(rows, dim=0)) == 20
+        orders.append(rows)
+    assert not torch.equal(*orders)
+
+
+def test_batch_follows_from_its_position_alone() -> None:
+    straight, jumping = make_source(), make_source()
+    for epoch in range(2):
+        for step in range(STEPS):
+            straight.batch(epoch, step)
+    wanted = straight.batch(1, 3)
+    torch.rand(3)
+    assert all(map(torch.equal, jumping.batch(1, 3), wanted))
+    for other in (make_source(seed=1), make_source(phase="other")):
+        assert not torch.equal(other.batch(1, 3)[0], wanted[0])
+
+
+def test_entries_of_a_batch_stay_together() -> None:
+    numbers = torch.arange(10)
+    source = TensorSource(numbers, 10 * numbers, batch_size=3, seed=0, phase="test")
+    first, second = source.batch(0, 1)
+    assert torch.equal(second, 10 * first)
+
+
+def test_small_data_make_one_smaller_batch() -> None:
+    source = TensorSource(torch.arange(3), batch_size=8, seed=0, phase="test")
+    assert (source.batch_size, source.num_steps) == (3, 1)
+    assert sorted(source.batch(0, 0)[0].tolist()) == [0, 1, 2]
+
+
+def test_steps_get_the_noise_of_their_position() -> None:
+    seen: list[dict[str, Tensor]] = []
+    net = Net()
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        seen.append({name: tensor.clone() for name, tensor in noise.items()})
+        return net.terms(batch, noise, progress)
+
+    run_net(net, loss=loss, seed=3, phase="here")
+    assert len(seen) == EPOCHS * STEPS
+    for epoch in range(EPOCHS):
+        wanted = draw(NOISE, STEPS, generator(3, "here", epoch))
+        for step in range(STEPS):
+            for name in NOISE:
+                assert torch.equal(seen[epoch * STEPS + step][name], wanted[name][step])
+    assert not torch.equal(seen[0]["move"], seen[STEPS]["move"])
+
+
+def test_progress_of_the_phase_runs_from_zero_towards_one() -> None:
+    seen: list[float] = []
+    net = Net()
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        seen.append(float(progress))
+        return net.terms(batch, noise, progress)
+
+    run_net(net, loss=loss)
+    assert seen == pytest.approx([i / (EPOCHS * STEPS) for i in range(EPOCHS * STEPS)])
+
+
+@pytest.mark.parametrize(
+    ("epochs_done", "rate"),
+    [
+        (0.0, 0.1),  # warm-up begins at min_lr
+        (1.0, 0.3),
+        (2.0, 0.5),  # warm-up ends at lr
+        (4.0, 0.1 + 0.2 * (1 + 2**-0.5)),  # a quarter of the cosine: cos 45° = 1/√2
+        (6.0, 0.3),  # half of it
+        (10.0, 0.1),  # its end
+        (11.0, 0.1),  # and no way back up
+    ],
+)
+def test_learning_rate_by_hand(epochs_done: float, rate: float) -> None:
+    optim = Optim(epochs=10, batch_size=1, lr=0.5, min_lr=0.1, warmup_epochs=2)
+    assert learning_rate(optim, epochs_done) == pytest.approx(rate, abs=1e-12)
+
+
+def test_every_step_applies_the_rate_of_its_position() -> None:
+    # The slope of w is 1, so without momentum every step moves w by its learning rate.
+    scalar = Scalar(0.0)
+    optim = replace(OPTIM, momentum=0.0, weight_decay=0.0)
+    recorder = Recorder(scalar)
+    history = train(
+        scalar,
+        lambda batch, noise, progress: {"w": scalar.weight},
+        make_source(),
+        optim,
+        noise={},
+        seed=0,
+        phase="test",
+        progress=recorder,
+    )
+    places = [0.0, *(float(weights[0]) for weights in recorder.weights)]
+    moves = [before - after for before, after in itertools.pairwise(places)]
+    wanted = [learning_rate(optim, i / STEPS) for i in range(EPOCHS * STEPS)]
+    assert moves == pytest.approx(wanted, rel=1e-6)
+    assert [epoch.lr for epoch in history] == pytest.approx([wanted[0], wanted[5], wanted[10]])
+
+
+def test_update_is_sgd_with_momentum_and_weight_decay_by_hand() -> None:
+    scalar = Scalar(2.0)
+    optim = Optim(epochs=1, batch_size=4, lr=0.1, min_lr=0.1, momentum=0.5, weight_decay=0.2)
+    recorder = Recorder(scalar)
+    train(
+        scalar,
+        lambda batch, noise, progress: {"bowl": 3 * scalar.weight**2},
+        make_source(),
+        optim,
+        noise={},
+        seed=0,
+        phase="test",
+        progress=recorder,
+    )
+    weight, speed, wanted = 2.0, 0.0, []
+    for _ in range(STEPS):
+        speed = 0.5 * speed + 6 * weight + 0.2 * weight
+        weight -= 0.1 * speed
+        wanted.append(weight)
+    assert [float(weights[0]) for weights in recorder.weights] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_vector_terms_count_by_their_mean() -> None:
+    def moved(loss: Callable[[Tensor], Tensor]) -> float:
+        scalar = Scalar(1.0)
+        optim = replace(OPTIM, epochs=1)
+        train(
+            scalar,
+            lambda batch, noise, progress: {"a": loss(scalar.weight), "b": scalar.weight},
+            make_source(),
+            optim,
+            noise={},
+            seed=0,
+            phase="test",
+        )
+        return scalar.weight.item()
+
+    slopes = torch.tensor([1.0, 2.0, 6.0])
+    assert moved(lambda w: slopes * w) == pytest.approx(moved(lambda w: 3 * w))
+    assert moved(lambda w: slopes * w) != pytest.approx(moved(lambda w: 9 * w))
+
+
+def test_history_holds_means_of_scalars_and_of_every_head() -> None:
+    # Without a learning rate the terms follow from the batches alone.
+    scalar = Scalar(1.0)
+    values = torch.arange(8.0)
+    source = TensorSource(values, batch_size=2, seed=0, phase="test")
+    heads = torch.tensor([1.0, 10.0])
+    history = train(
+        scalar,
+        lambda batch, noise, progress: {
+            "sum": scalar.weight * batch[0].sum(),
+            "heads": scalar.weight * heads * batch[0].mean(),
+        },
+        source,
+        Optim(epochs=2, batch_size=2, lr=0.0, min_lr=0.0),
+        noise={},
+        seed=0,
+        phase="test",
+    )
+    assert [(epoch.phase, epoch.epoch) for epoch in history] == [("test", 0), ("test", 1)]
+    for epoch in history:
+        assert epoch.terms == {"sum": 7.0, "heads": [3.5, 35.0]}
+        assert epoch.seconds > 0
+        assert epoch.images_per_second == pytest.approx(8 / epoch.seconds)
+
+
+def test_frozen_parameters_stay_and_trainable_ones_move() -> None:
+    net, fresh = Net(), Net()
+    run_net(net)
+    assert torch.equal(net.frozen, fresh.frozen)
+    assert not torch.equal(net.linear.weight, fresh.linear.weight)
+
+
+def test_progress_hears_of_every_picture() -> None:
+    heard: list[tuple[object, ...]] = []
+
+    class Listener:
+        def start(self, task: str, num_images: int, done: int) -> None:
+            heard.append(("start", task, num_images, done))
+
+        def advance(self, num_images: int) -> None:
+            heard.append(("advance", num_images))
+
+        def stop(self) -> None:
+            heard.append(("stop",))
+
+    run_net(Net(), progress=Listener())
+    steps = [("advance", 4)] * (EPOCHS * STEPS)
+    assert heard == [("start", "test", EPOCHS * STEPS * 4, 0), *steps, ("stop",)]
+
+
+def test_global_random_state_is_not_touched() -> None:
+    net = Net()
+    with unchanged_global_state():
+        run_net(net)
+
+
+def test_global_random_state_has_no_influence() -> None:
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        net = Net()
+        run_net(net)
+        results.append(fingerprint(net))
+    assert results[0] == results[1]
+
+
+def inject(net: Net, step: int, value: float, place: str) -> Loss:
+    """Return the net's loss with `value` put into a term, or into a gradient alone, at one step."""
+    calls = iter(range(EPOCHS * STEPS))
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        terms = net.terms(batch, noise, progress)
+        if next(calls) != step:
+            return terms
+        if place == "gradient":
+            extra = net.linear.bias * 1
+            extra.register_hook(lambda gradient: gradient * value)
+            return {**terms, "heads": terms["heads"] + extra.sum()}
+        factor = torch.tensor([1.0, value]) if terms[place].ndim else torch.tensor(value)
+        return {**terms, place: terms[place] * factor}
+
+    return loss
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["fit", "heads", "gradient"])
+@pytest.mark.parametrize("step", [0, 7, EPOCHS * STEPS - 1])
+def test_non_finite_step_is_named_and_not_made(
+    tmp_path: Path, step: int, place: str, value: float
+) -> None:
+    clean = Net()
+    recorder = Recorder(clean)
+    start = [p.detach().clone() for p in clean.parameters()]
+    run_net(clean, progress=recorder)
+    before = [start, *recorder.weights][step]
+
+    # With a checkpoint at every step and, as on a device, with one look at the end of the epoch.
+    for checkpoints in (every_step(tmp_path / "often"), None):
+        net = Net()
+        with pytest.raises(NonFiniteError, match=rf"test phase: '{place}' .* step {step} "):
+            run_net(net, loss=inject(net, step, value, place), checkpoints=checkpoints)
+        assert all(map(torch.equal, net.parameters(), before))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_last_good_checkpoint_outlives_a_non_finite_step(tmp_path: Path, value: float) -> None:
+    net = Net()
+    with pytest.raises(NonFiniteError):
+        run_net(net, loss=inject(net, 7, value, "fit"), checkpoints=every_step(tmp_path))
+    assert kept(tmp_path) == ["test-000001-00000001", "test-000001-00000002"]
+
+    resumed, whole = Net(), Net()
+    history = run_net(resumed, checkpoints=every_step(tmp_path))
+    assert timeless(history) == timeless(run_net(whole))
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    run_net(Net(), checkpoints=every_step(tmp_path))
+    assert kept(tmp_path) == ["test-000002-00000004", "test-000003-00000000"]
+
+
+def test_checkpoints_wait_for_their_time_but_the_end_is_always_kept(tmp_path: Path) -> None:
+    run_net(Net(), checkpoints=Checkpoints(tmp_path, seconds=3600, fingerprint="a"))
+    assert kept(tmp_path) == ["test-000003-00000000"]
+
+
+def test_checkpoints_of_another_phase_are_left_alone(tmp_path: Path) -> None:
+    run_net(Net(), checkpoints=every_step(tmp_path), phase="first")
+    net, alone = Net(), Net()
+    run_net(net, checkpoints=every_step(tmp_path), phase="second")
+    run_net(alone, phase="second")
+    assert fingerprint(net) == fingerprint(alone)
+    assert len(kept(tmp_path)) == 4
+
+
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    run_net(Net(), checkpoints=every_step(tmp_path), optim=replace(OPTIM, epochs=1))
+    newest = sorted(tmp_path.iterdir())[-1]
+    assert every_step(tmp_path).latest("test") is not None
+    flips = 0
+    for file in sorted(newest.iterdir()):
+        content = file.read_bytes()
+        for position in range(len(content)):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << (position % 8)
+            file.write_bytes(damaged)
+            with pytest.raises(InputError, match=newest.name) as caught:
+                every_step(tmp_path).latest("test")
+            assert file.name == "manifest.json" or str(file) in str(caught.value)
+            flips += 1
+        file.write_bytes(content)
+    assert flips > 1000
+    assert every_step(tmp_path).latest("test") is not None
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "position.json", "manifest.json"])
+def test_a_checkpoint_that_lacks_or_lost_the_end_of_a_file_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    run_net(Net(), checkpoints=every_step(tmp_path))
+    file = tmp_path / "test-000003-00000000" / name
+    file.write_bytes(file.read_bytes().rstrip()[:-1])
+    with pytest.raises(InputError, match=name):
+        every_step(tmp_path).latest("test")
+    file.unlink()
+    with pytest.raises(InputError, match=f"{name} is missing"):
+        every_step(tmp_path).latest("test")
+
+
+def test_training_refuses_a_damaged_checkpoint_and_goes_on_once_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(Stop):
+        run_net(Net(), checkpoints=every_step(tmp_path), progress=StopAfter(9))
+    newest = sorted(tmp_path.iterdir())[-1]
+    (newest / "position.json").write_text("{}")
+    with pytest.raises(InputError, match=f"delete {newest}"):
+        run_net(Net(), checkpoints=every_step(tmp_path))
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    resumed, whole = Net(), Net()
+    run_net(resumed, checkpoints=every_step(tmp_path))
+    run_net(whole)
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    run_net(Net(), checkpoints=every_step(tmp_path, "a"))
+    with pytest.raises(InputError, match="another configuration"):
+        run_net(Net(), checkpoints=every_step(tmp_path, "b"))
+
+
+def final_state(directory: Path) -> tuple[dict[str, bytes], list[str]]:
+    """Return every tensor of the last checkpoint (weights, buffers, momentum), bit for bit."""
+    latest = every_step(directory).latest("test")
+    assert latest is not None
+    tensors, position = latest
+    assert (position["epoch"], position["step"]) == (EPOCHS, 0)
+    return {name: t.numpy().tobytes() for name, t in tensors.items()}, sorted(tensors)
+
+
+@pytest.mark.parametrize("steps", range(1, EPOCHS * STEPS + 1))
+def test_resume_after_any_number_of_steps_changes_nothing(tmp_path: Path, steps: int) -> None:
+    whole = Net()
+    history = run_net(whole, checkpoints=every_step(tmp_path / "whole"))
+    with pytest.raises(Stop):
+        run_net(Net(), checkpoints=every_step(tmp_path / "cut"), progress=StopAfter(steps))
+    resumed = Net()
+    again = run_net(resumed, checkpoints=every_step(tmp_path / "cut"))
+    assert timeless(again) == timeless(history)
+    assert fingerprint(resumed) == fingerprint(whole)
+    tensors, names = final_state(tmp_path / "cut")
+    assert "momentum.linear.weight" in names
+    assert tensors == final_state(tmp_path / "whole")[0]
+
+
+@pytest.mark.parametrize("chain", [(2,) * 20, (3, 4, 5), (6, 2, 2, 7), (5, 5, 5), (14, 2)])
+def test_chains_of_interruptions_change_nothing(tmp_path: Path, chain: tuple[int, ...]) -> None:
+    interruptions = 0
+    for steps in chain:
+        try:
+            run_net(Net(), checkpoints=every_step(tmp_path), progress=StopAfter(steps))
+        except Stop:
+            interruptions += 1
+    assert interruptions >= 2
+    resumed, whole = Net(), Net()
+    history = run_net(resumed, checkpoints=every_step(tmp_path))
+    assert timeless(history) == timeless(run_net(whole))
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_resuming_a_finished_training_does_nothing(tmp_path: Path) -> None:
+    first = Net()
+    history = run_net(first, checkpoints=every_step(tmp_path))
+    again = Net()
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        raise AssertionError("there is no step left")
+
+    assert run_net(again, loss=loss, checkpoints=every_step(tmp_path)) == history
+    assert fingerprint(again) == fingerprint(first)
+
+
+def test_resume_tells_progress_what_was_done_before(tmp_path: Path) -> None:
+    class Listener(Quiet):
+        def start(self, task: str, num_images: int, done: int) -> None:
+            self.done = done
+
+    with pytest.raises(Stop):
+        run_net(Net(), checkpoints=every_step(tmp_path), progress=StopAfter(8))
+    listener = Listener()
+    run_net(Net(), checkpoints=every_step(tmp_path), progress=listener)
+    assert listener.done == 7 * 4  # the eighth step ended before its checkpoint
+
+
+def test_a_missing_cuda_device_is_named() -> None:
+    if torch.cuda.is_available():
+        assert choose_device("cuda").type == "cuda"
+    else:
+        assert choose_device("auto").type == "cpu"
+        with pytest.raises(InputError, match="CUDA"):
+            choose_device("cuda")

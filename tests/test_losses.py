@@ -1,0 +1,230 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Normal
+from torch.nn import functional as F
+
+from ncdwf.learning.losses import (
+    balanced_binary_cross_entropy,
+    distillation,
+    gaussian_nll,
+    sinkhorn,
+    swapped_prediction,
+)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 6), st.floats(-3, 3), st.integers(0, 9))
+def test_rows_of_assignments_sum_to_one(num_images, num_clusters, log_scale, seed):
+    logits = normal(2, num_images, num_clusters, seed=seed) * 10**log_scale
+    assignments = sinkhorn(logits)
+    assert assignments.shape == logits.shape
+    assert (assignments >= 0).all()
+    assert torch.allclose(assignments.sum(-1), torch.ones(2, num_images), atol=1e-5)
+
+
+def test_converged_clusters_get_equal_shares():
+    assignments = sinkhorn(normal(12, 4) * 0.1, num_iterations=200)
+    # 12 images over 4 clusters.
+    assert torch.allclose(assignments.sum(0), torch.full((4,), 3.0), atol=1e-4)
+    assert torch.allclose(assignments.sum(1), torch.ones(12), atol=1e-5)
+
+
+@pytest.mark.parametrize("difference", [0.0, 0.01, -0.02, 0.2])
+def test_two_images_and_two_clusters_have_a_closed_form(difference):
+    # A 2×2 table with all margins 1 is [[p, 1-p], [1-p, p]]; scaling rows and columns keeps the
+    # cross ratio p²/(1-p)², which is exp(d/ε) here: p = sigmoid(d / 2ε).
+    logits = torch.tensor([[difference, 0.0], [0.0, 0.0]]) + torch.tensor([[0.03], [-0.01]])
+    got = sinkhorn(logits, epsilon=0.05, num_iterations=100)
+    p = 1 / (1 + math.exp(-difference / (2 * 0.05)))
+    assert torch.allclose(got, torch.tensor([[p, 1 - p], [1 - p, p]]), atol=1e-5)
+
+
+def test_one_iteration_by_hand():
+    # exp(logits/ε) = [[1, 2], [3, 2]]; columns to 1: [[1/4, 1/2], [3/4, 1/2]]; rows to 1.
+    logits = 0.05 * torch.tensor([[1.0, 2.0], [3.0, 2.0]]).log()
+    expected = torch.tensor([[1 / 3, 2 / 3], [3 / 5, 2 / 5]])
+    assert torch.allclose(sinkhorn(logits, num_iterations=1), expected, atol=1e-6)
+
+
+def test_assignments_agree_with_plain_matrix_scaling():
+    logits = normal(7, 3) * 0.2
+    table = np.exp(logits.double().numpy() / 0.05)
+    for _ in range(3):
+        table /= table.sum(0, keepdims=True)
+        table /= table.sum(1, keepdims=True)
+    assert np.allclose(sinkhorn(logits), table, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_no_logit_is_too_large(size):
+    logits = torch.tensor([[size, 0.0], [0.0, size], [size, -size]])
+    assignments = sinkhorn(logits)
+    assert torch.isfinite(assignments).all()
+    assert torch.allclose(assignments.sum(1), torch.ones(3))
+
+
+def test_constants_a_row_or_a_cluster_do_not_matter():
+    logits = normal(8, 4) * 0.1
+    expected = sinkhorn(logits)
+    assert torch.allclose(sinkhorn(logits + 0.7), expected, atol=1e-4)
+    assert torch.allclose(sinkhorn(logits + normal(1, 4, seed=1)), expected, atol=1e-4)
+    converged = sinkhorn(logits, num_iterations=200)
+    moved = sinkhorn(logits + 0.1 * normal(8, 1, seed=1), num_iterations=200)
+    assert torch.allclose(moved, converged, atol=1e-4)
+
+
+def test_every_batch_of_logits_is_assigned_on_its_own():
+    logits = normal(2, 3, 6, 4) * 0.1
+    together = sinkhorn(logits)
+    for head in range(2):
+        for view in range(3):
+            assert torch.allclose(together[head, view], sinkhorn(logits[head, view]), atol=1e-6)
+
+
+def test_assignments_carry_no_gradient():
+    assert not sinkhorn(normal(4, 2).requires_grad_()).requires_grad
+
+
+def test_two_views_predict_each_other():
+    # One head, one image. View 0 is assigned (1, 0), view 1 (0.25, 0.75).
+    assignments = torch.tensor([[[[1.0, 0.0]], [[0.25, 0.75]]]])
+    log_probs = torch.tensor([[[[0.5, 0.5]], [[0.2, 0.8]]]]).log()
+    # View 1 on the first: -ln 0.2; view 0 on the second: -ln 0.5; their mean.
+    expected = (-math.log(0.2) - math.log(0.5)) / 2
+    assert swapped_prediction(log_probs, assignments).item() == pytest.approx(expected)
+
+
+def test_small_views_predict_and_are_not_predicted():
+    # Two large views and one small one: assignments 0 -> views 1, 2 and 1 -> views 0, 2.
+    assignments = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
+    log_probs = torch.tensor([[[[0.9, 0.1]], [[0.8, 0.2]], [[0.7, 0.3]]]]).log()
+    terms = [-math.log(p) for p in (0.8, 0.7, 0.1, 0.3)]
+    got = swapped_prediction(log_probs, assignments).item()
+    assert got == pytest.approx(sum(terms) / 4)
+
+
+def test_heads_are_kept_apart_and_images_averaged():
+    log_probs = normal(3, 2, 5, 4).log_softmax(-1)
+    assignments = normal(3, 2, 5, 4, seed=1).softmax(-1)
+    losses = swapped_prediction(log_probs, assignments)
+    assert losses.shape == (3,)
+    for head in range(3):
+        expected = (
+            F.cross_entropy(log_probs[head, 1], assignments[head, 0])
+            + F.cross_entropy(log_probs[head, 0], assignments[head, 1])
+        ) / 2
+        assert losses[head].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_swapped_prediction_is_least_where_the_views_agree_with_their_assignments():
+    assignments = normal(1, 2, 5, 4).softmax(-1)
+    swapped = assignments.flip(1).log()
+    least = swapped_prediction(swapped, assignments)
+    for seed in range(5):
+        other = (swapped + 0.3 * normal(1, 2, 5, 4, seed=seed)).log_softmax(-1)
+        assert swapped_prediction(other, assignments) > least
+
+
+def test_distillation_is_the_mean_distance_in_units_of_the_norm():
+    features = torch.tensor([[3.0, 4.0], [1.0, 1.0]])
+    target = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    # Distances 5 and 1, mean 3, in units of 2.
+    got = distillation(features, target, torch.tensor(2.0))
+    assert got.item() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_distillation_does_not_depend_on_the_scale_of_features(scale):
+    features, target = normal(6, 3), normal(6, 3, seed=1)
+    expected = distillation(features, target, torch.tensor(1.7))
+    got = distillation(scale * features, scale * target, torch.tensor(scale * 1.7))
+    assert got.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_distillation_has_a_finite_gradient_where_nothing_has_moved(scale):
+    features = scale * normal(4, 3)
+    moved = features.clone().requires_grad_()
+    loss = distillation(moved, features, torch.tensor(scale))
+    loss.backward()
+    # sqrt(1e-12) in units of the norm is left.
+    assert loss.item() == pytest.approx(1e-6, rel=1e-3)
+    assert torch.equal(moved.grad, torch.zeros(4, 3))
+
+
+def test_the_gradient_of_distillation_has_unit_length_an_image():
+    # The distance is not squared: far or near, each image pulls with strength 1/(images · norm).
+    target = torch.zeros(2, 3)
+    moved = torch.tensor([[0.1, 0.0, 0.0], [0.0, 30.0, 40.0]], requires_grad=True)
+    distillation(moved, target, torch.tensor(4.0)).backward()
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.6, 0.8]]) / (2 * 4)
+    assert torch.allclose(moved.grad, expected, atol=1e-6)
+
+
+def test_gaussian_likelihood_agrees_with_torch():
+    mean, target = normal(2, 5, 3), normal(2, 5, 3, seed=1)
+    variance = normal(2, 1, 3, seed=2).square() + 0.1
+    expected = -Normal(mean, variance.sqrt()).log_prob(target) - 0.5 * math.log(2 * math.pi)
+    got = gaussian_nll(mean, variance.expand_as(mean), target)
+    assert torch.allclose(got, expected.mean(-1), atol=1e-5)
+
+
+def test_gaussian_likelihood_by_hand():
+    # 0.5 · (2²/4 + ln 4) and 0.5 · (0/1 + ln 1), averaged.
+    got = gaussian_nll(torch.tensor([3.0, 7.0]), torch.tensor([4.0, 1.0]), torch.tensor([1.0, 7.0]))
+    assert got.item() == pytest.approx(0.25 * (1 + math.log(4)))
+
+
+def test_gaussian_likelihood_is_best_at_the_right_variance():
+    # For one residual r the minimum over the variance is at r².
+    variance = torch.linspace(0.5, 8, 751)[:, None]
+    losses = gaussian_nll(torch.zeros(751, 1), variance, torch.full((751, 1), 2.0))
+    assert variance[losses.argmin()].item() == pytest.approx(4, abs=0.011)
+
+
+def test_balanced_cross_entropy_by_hand():
+    # Known logits 0 and ln 3: -ln(1/2), -ln(1/4). Novel logit ln 3: -ln(3/4).
+    known, novel = torch.tensor([0.0, math.log(3)]), torch.tensor([math.log(3)])
+    expected = 0.5 * ((math.log(2) + math.log(4)) / 2 + math.log(4 / 3))
+    assert balanced_binary_cross_entropy(known, novel).item() == pytest.approx(expected)
+
+
+def test_both_sides_weigh_the_same_however_many_there_are():
+    known, novel = normal(6), normal(4, seed=1)
+    expected = balanced_binary_cross_entropy(known, novel)
+    got = balanced_binary_cross_entropy(known.repeat(50), novel)
+    assert got.item() == pytest.approx(expected.item(), rel=1e-5)
+    even = balanced_binary_cross_entropy(known, novel[:4].repeat(3)[:6])
+    targets = torch.cat([torch.zeros(6), torch.ones(6)])
+    logits = torch.cat([known, novel.repeat(3)[:6]])
+    plain = F.binary_cross_entropy_with_logits(logits, targets)
+    assert even.item() == pytest.approx(plain.item(), rel=1e-5)
+
+
+def test_balanced_cross_entropy_stays_finite_for_certain_mistakes():
+    got = balanced_binary_cross_entropy(torch.tensor([1e4]), torch.tensor([-1e4]))
+    assert got.item() == pytest.approx(1e4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_compute_in_single_precision(dtype):
+    low = {"dtype": dtype}
+    assert sinkhorn(normal(4, 3).to(dtype)).dtype == torch.float32
+    pool = torch.full((2, 1), 0.5)
+    assert distillation(pool.to(**low), pool, torch.tensor(1.0)).dtype == torch.float32
+    assert gaussian_nll(pool.to(**low), pool, pool.to(**low)).dtype == torch.float32
+    logits = torch.zeros(2, **low)
+    assert balanced_binary_cross_entropy(logits, logits).dtype == torch.float32
+    log_probs = normal(1, 2, 3, 4).log_softmax(-1)
+    assignments = sinkhorn(normal(1, 2, 3, 4))
+    exact = swapped_prediction(log_probs.to(dtype).float(), assignments)
+    assert torch.equal(swapped_prediction(log_probs.to(dtype), assignments), exact)

@@ -1,0 +1,170 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from ncdwf.data.digits import CLASS_NAMES, read_digits
+from ncdwf.data.setting import DATA_SETS, SETTINGS, DataSet, Setting, held_out_indices
+from ncdwf.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "novel", "is_proxy"),
+    [
+        ("digits-5-5", range(5), range(5, 10), False),
+        ("digits-2-1", range(2), range(2, 3), False),
+        ("cifar100-80-20", range(80), range(80, 100), False),
+        ("digits-5-5-proxy-2-3", range(2), range(2, 5), True),
+        ("cifar100-80-20-proxy-60-20", range(60), range(60, 80), True),
+    ],
+)
+def test_a_name_says_which_classes_are_known(name, known, novel, is_proxy):
+    setting = Setting.parse(name)
+    assert setting.name == name
+    assert setting.data == name.partition("-")[0]
+    assert setting.known_classes == tuple(known)
+    assert setting.novel_classes == tuple(novel)
+    assert setting.is_proxy is is_proxy
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_listed_setting_parses(name):
+    setting = Setting.parse(name)
+    num_classes = len(setting.known_classes) + len(setting.novel_classes)
+    assert num_classes <= len(DATA_SETS[setting.data].class_names)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "unknown setting ''; there are digits-5-5"),
+        ("digits", "unknown setting 'digits'"),
+        ("letters-5-5", "unknown setting 'letters-5-5'"),
+        ("digits-5-5-proxy", "unknown setting"),
+        ("digits--5-5", "unknown setting"),
+        ("digits-5-5\n", "unknown setting"),
+        ("digits-6-5", "asks for 6 + 5 classes; digits has 10"),
+        ("digits-999999-5", "asks for 999999 + 5 classes"),
+        ("digits-5-5-proxy-3-3", "asks for 3 + 3 classes; digits-5-5 has 5 known ones"),
+        ("digits-1-5", "needs 2 or more known and 1 or more novel"),
+        ("digits-5-0", "needs 2 or more known and 1 or more novel"),
+        ("digits-5-5-proxy-5-0", "needs 2 or more known and 1 or more novel"),
+    ],
+)
+def test_names_that_make_no_setting_are_refused(name, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        Setting.parse(name)
+
+
+@pytest.mark.parametrize("name", ["cifar10-5-5", "cifar100-80-20", "imagenet-882-30"])
+def test_what_cannot_be_read_yet_says_so(name, monkeypatch):
+    data = name.partition("-")[0]
+    unread = DataSet(class_names=DATA_SETS[data].class_names, read=None, missing="not yet there")
+    monkeypatch.setitem(DATA_SETS, data, unread)
+    with pytest.raises(InputError, match=f"{name}.* cannot be loaded: not yet there"):
+        Setting.parse(name).load()
+
+
+def made_up(labels, test_labels):
+    """Return a data set of 1×1 pictures; the value of a picture tells it from the others."""
+
+    def read():
+        train, test = torch.tensor(labels), torch.tensor(test_labels)
+        values = torch.arange(len(train) + len(test), dtype=torch.uint8)[:, None, None, None]
+        return values[: len(train)], train, values[len(train) :], test
+
+    return DataSet(class_names=("a", "b", "c", "d", "e"), read=read)
+
+
+def test_a_split_divides_pictures_by_class(monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "toy", made_up([3, 0, 4, 1, 2, 0], [4, 3, 2, 1, 0]))
+    split = Setting.parse("toy-2-2").load()
+    assert split.known_images.flatten().tolist() == [1, 3, 5]
+    assert split.known_labels.tolist() == [0, 1, 0]
+    assert split.novel_images.flatten().tolist() == [0, 4]
+    assert split.novel_labels.tolist() == [3, 2]
+    assert split.test_images.flatten().tolist() == [7, 8, 9, 10]  # class 4 is in neither group
+    assert split.test_labels.tolist() == [3, 2, 1, 0]
+    assert (split.known_names, split.novel_names) == (("a", "b"), ("c", "d"))
+    assert (split.num_known, split.num_novel) == (2, 2)
+
+
+def test_a_split_counts_novel_classes_after_the_known_ones(monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "toy", made_up([4, 0, 2], [4, 2]))
+    setting = Setting(name="toy", data="toy", known_classes=(4, 0), novel_classes=(2,))
+    split = setting.load()
+    assert split.known_labels.tolist() == [0, 1]
+    assert split.novel_labels.tolist() == [2]
+    assert split.test_labels.tolist() == [0, 2]
+    assert split.known_names == ("e", "a")
+
+
+def test_a_proxy_never_sees_novel_classes_or_test_pictures(monkeypatch):
+    labels = [0, 1, 2, 3, 4] * 20
+    monkeypatch.setitem(DATA_SETS, "toy", made_up(labels, [0, 1, 2, 3, 4]))
+    split = Setting.parse("toy-4-1-proxy-2-2").load()
+    images = [split.known_images, split.novel_images, split.test_images]
+    values = torch.cat(images).flatten().tolist()
+    # All 20 pictures of each of the 4 known classes, each once; no test picture (100 and more).
+    assert sorted(values) == [i for i in range(100) if labels[i] < 4]
+    assert torch.bincount(split.test_labels).tolist() == [2, 2, 2, 2]  # a tenth
+    of_test = [labels[value] for value in split.test_images.flatten().tolist()]
+    assert of_test == split.test_labels.tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 4), max_size=60),
+    st.floats(0, 0.5),
+    st.integers(0, 5),
+)
+def test_the_held_out_share_is_taken_from_every_class(labels, share, seed):
+    labels = torch.tensor(labels, dtype=torch.int64)
+    rest, held_out = held_out_indices(labels, share, seed=seed)
+    assert sorted(rest.tolist() + held_out.tolist()) == list(range(len(labels)))
+    assert rest.tolist() == sorted(rest.tolist())
+    for label in range(5):
+        count = int((labels == label).sum())
+        assert int((labels[held_out] == label).sum()) == round(share * count)
+
+
+def test_what_is_held_out_follows_from_the_seed():
+    labels = torch.zeros(100, dtype=torch.int64)
+    first = held_out_indices(labels, 0.3, seed=0)[1]
+    torch.manual_seed(5)
+    assert torch.equal(first, held_out_indices(labels, 0.3, seed=0)[1])
+    assert not torch.equal(first, held_out_indices(labels, 0.3, seed=1)[1])
+
+
+def test_digits_are_a_fixed_stratified_split():
+    train, train_labels, test, test_labels = read_digits()
+    assert (tuple(train.shape), tuple(test.shape)) == ((1257, 1, 8, 8), (540, 1, 8, 8))
+    assert train.dtype == torch.uint8
+    assert "".join(CLASS_NAMES) == "0123456789"
+    # The source counts brightness from 0 to 16: 16 becomes 255, 8 becomes 127.5, rounded to even.
+    assert set(torch.cat([train, test]).unique().tolist()) == {
+        round(value * 255 / 16) for value in range(17)
+    }
+    source = load_digits()
+    both = torch.cat([train, test]).flatten(1).numpy() * (16 / 255)
+    key = np.lexsort(np.round(both).T)
+    expected = np.lexsort(source.data.T)
+    assert np.array_equal(np.round(both)[key], source.data[expected])
+    labels = torch.cat([train_labels, test_labels]).numpy()
+    assert np.array_equal(np.bincount(labels), np.bincount(source.target))
+    counts = np.bincount(source.target)
+    assert np.abs(np.bincount(test_labels.numpy()) - 0.3 * counts).max() <= 1
+    assert torch.equal(read_digits()[0], train)
+
+
+def test_labels_of_digits_stay_with_their_pictures():
+    images, labels, _, _ = read_digits()
+    source = load_digits()
+    known = {row.tobytes(): target for row, target in zip(source.data, source.target, strict=True)}
+    for image, label in zip(images[:100], labels[:100].tolist(), strict=True):
+        row = np.round(image.numpy().astype(np.float64).reshape(-1) * 16 / 255)
+        assert known[row.tobytes()] == label

@@ -1,0 +1,277 @@
+"""The supervised phase: what it learns, which statistics it leaves, and what it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    Stop,
+    StopAfter,
+    fingerprint,
+    shorter,
+    timeless,
+    tiny_pictures,
+    unchanged_global_state,
+)
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from ncdwf.config import Config, Supervised, View
+from ncdwf.data.augment import NUM_DRAWS, augment
+from ncdwf.data.setting import Split, held_out_indices
+from ncdwf.errors import InputError
+from ncdwf.learning.loop import Checkpoints, History
+from ncdwf.learning.supervised import learn_known
+from ncdwf.model import Model
+from ncdwf.noise import generator
+
+
+def with_supervised(config: Config, **changes: Any) -> Config:
+    return replace(config, supervised=replace(config.supervised, **changes))
+
+
+@pytest.fixture(scope="module")
+def short(config: Config) -> Config:
+    return shorter(config)
+
+
+def class_means(features: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([features[labels == c].double().mean(0) for c in range(4)])
+
+
+def test_a_linear_probe_solves_the_tiny_setting(split: Split) -> None:
+    train_images, train_labels = tiny_pictures(32, seed=1)
+    probe = LogisticRegression(max_iter=1000).fit(
+        train_images.flatten(1).numpy() / 255, train_labels
+    )
+    score = probe.score(split.test_images.flatten(1).numpy() / 255, split.test_labels)
+    assert score > 0.95
+
+
+def test_learns_the_known_classes(known_model: Model, split: Split) -> None:
+    known = split.test_labels < 4
+    answers = known_model.predict(split.test_images[known])
+    assert (answers.labels == split.test_labels[known]).double().mean() > 0.95
+    assert known_model.known_names == ("ant", "bee", "cat", "dog")
+    assert known_model.novel_head is None
+    assert not known_model.training
+
+
+def test_history_has_an_entry_an_epoch(split: Split, config: Config) -> None:
+    history: History = []
+    learn_known(
+        split.known_images,
+        split.known_labels,
+        shorter(config, supervised=3),
+        history=history,
+    )
+    assert [(e.phase, e.epoch, list(e.terms)) for e in history] == [
+        ("supervised", epoch, ["classify"]) for epoch in range(3)
+    ]
+    losses = [e.terms["classify"] for e in history]
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize("source", ["plain", "augmented", "held-out"])
+def test_statistics_come_from_where_they_should(split: Split, short: Config, source: str) -> None:
+    holdout = 0.25 if source == "held-out" else 0.0
+    config = with_supervised(short, statistics_from=source, holdout=holdout, statistics_views=3)
+    images, labels = split.known_images, split.known_labels
+    model = learn_known(images, labels, config)
+    if source == "augmented":
+        draws = generator(config.seed, "statistics")
+        views = [
+            augment(images, config.supervised.view, torch.rand(128, NUM_DRAWS, generator=draws))
+            for _ in range(3)
+        ]
+        pictures, targets, per_class = torch.cat(views), labels.repeat(3), 32
+    elif source == "held-out":
+        held_out = held_out_indices(labels, 0.25, seed=config.seed)[1]
+        pictures, targets, per_class = images[held_out], labels[held_out], 8
+    else:
+        pictures, targets, per_class = images, labels, 32
+    with torch.no_grad():
+        features = model.backbone(pictures)
+    assert torch.allclose(
+        model.statistics.means.double(), class_means(features, targets), atol=1e-4
+    )
+    assert model.statistics.counts.tolist() == [per_class] * 4
+    assert float(model.statistics.feature_norm) == pytest.approx(
+        float(features.norm(dim=1).mean()), rel=1e-4
+    )
+
+
+def test_the_three_sources_differ(split: Split, short: Config) -> None:
+    means = [
+        learn_known(
+            split.known_images,
+            split.known_labels,
+            with_supervised(short, statistics_from=source, holdout=0.25),
+        ).statistics.means
+        for source in ("plain", "augmented", "held-out")
+    ]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.allclose(means[first], means[second], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spread", "shape"),
+    [("shared-diagonal", (128,)), ("shared", (128, 128)), ("per-class", (4, 128, 128))],
+)
+def test_spread_is_what_its_name_says(
+    split: Split, short: Config, spread: str, shape: tuple[int, ...]
+) -> None:
+    config = with_supervised(short, spread=spread, statistics_from="plain")
+    model = learn_known(split.known_images, split.known_labels, config)
+    assert model.statistics.spread.shape == shape
+    features = model.features(split.known_images).double()
+    centred = features - class_means(features, split.known_labels)[split.known_labels]
+    within = centred.T @ centred / len(centred)
+    per_class = torch.stack(
+        [torch.cov(features[split.known_labels == c].T, correction=0) for c in range(4)]
+    )
+    wanted = {"shared-diagonal": within.diagonal(), "shared": within, "per-class": per_class}
+    scale = float(within.diagonal().mean())
+    error = (model.statistics.spread.double() - wanted[spread]).abs().max()
+    assert float(error) < 1e-3 * scale
+
+
+def test_held_out_pictures_do_not_reach_the_weights(split: Split, short: Config) -> None:
+    config = with_supervised(short, holdout=0.25)
+    held_out = held_out_indices(split.known_labels, 0.25, seed=config.seed)[1]
+    poisoned = split.known_images.clone()
+    poisoned[held_out] = 255 - poisoned[held_out]
+    assert len(held_out) == 32
+    models = [learn_known(i, split.known_labels, config) for i in (split.known_images, poisoned)]
+    assert fingerprint(models[0]) == fingerprint(models[1])
+
+
+def test_no_view_means_the_pictures_as_they_are(split: Split, short: Config) -> None:
+    models = [
+        learn_known(
+            split.known_images,
+            split.known_labels,
+            with_supervised(short, view=View(), statistics_from=source, statistics_views=2),
+        )
+        for source in ("plain", "augmented")
+    ]
+    assert torch.allclose(*(m.statistics.means for m in models), atol=1e-5)
+    assert models[1].statistics.counts.tolist() == [32] * 4
+
+
+def test_same_seed_same_model_and_other_seed_another(split: Split, short: Config) -> None:
+    prints = [
+        fingerprint(learn_known(split.known_images, split.known_labels, replace(short, seed=seed)))
+        for seed in (0, 0, 1)
+    ]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_every_kind_of_array_gives_the_same_model(split: Split, short: Config) -> None:
+    images, labels = split.known_images, split.known_labels
+    wanted = fingerprint(learn_known(images, labels, short))
+    for variant in (images.numpy(), images[:, 0], list(images.numpy())):
+        assert fingerprint(learn_known(variant, labels.numpy(), short)) == wanted
+
+
+def test_inputs_and_global_random_state_are_left_as_they_were(split: Split, short: Config) -> None:
+    images, labels = split.known_images.clone(), split.known_labels.clone()
+    with unchanged_global_state():
+        learn_known(images, labels, short)
+    assert torch.equal(images, split.known_images)
+    assert torch.equal(labels, split.known_labels)
+
+
+def test_resuming_changes_nothing(tmp_path: Path, split: Split, config: Config) -> None:
+    config = shorter(config, supervised=2)
+
+    def learn(checkpoints: Checkpoints | None, stop: StopAfter | None) -> tuple[Model, History]:
+        history: History = []
+        model = learn_known(
+            split.known_images,
+            split.known_labels,
+            config,
+            checkpoints=checkpoints,
+            progress=stop,
+            history=history,
+        )
+        return model, history
+
+    whole, wanted = learn(None, None)
+    for steps in (2, 4, 7):
+        checkpoints = Checkpoints(tmp_path / str(steps), seconds=0, fingerprint="a")
+        with pytest.raises(Stop):
+            learn(checkpoints, StopAfter(steps))
+        resumed, history = learn(checkpoints, None)
+        assert fingerprint(resumed) == fingerprint(whole)
+        assert timeless(history) == timeless(wanted)
+
+
+PICTURES = np.zeros((6, 1, 16, 16), np.uint8)
+LABELS = np.array([0, 1, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (PICTURES, np.zeros(6, np.int64), "one known class; two or more"),
+        (PICTURES, LABELS[:5], "5 labels do not match 6 pictures"),
+        (PICTURES, LABELS + 1, "labels run from 1 to 2"),
+        (PICTURES, LABELS * 2, "labels run from 0 to 2"),
+        (PICTURES, LABELS - 1, "labels run from -1 to 0"),
+        (PICTURES, LABELS.astype(float), "labels are torch.float64"),
+        (PICTURES, LABELS[:, None], r"labels are .* shape \(6, 1\)"),
+        (PICTURES[:0], LABELS[:0], "no labelled pictures"),
+        ([PICTURES[0], PICTURES[0][:, :8]] * 3, LABELS, r"number 1 is \(1, 8, 16\)"),
+        ([PICTURES[0], np.zeros((3, 16, 16), np.uint8)] * 3, LABELS, r"number 1 is \(3, 16, 16\)"),
+        (np.full((6, 1, 16, 16), np.nan, np.float32), LABELS, "NaN"),
+        (np.full((6, 1, 16, 16), np.inf, np.float32), LABELS, "infinite"),
+        (PICTURES.astype(np.float32), LABELS, "float32; uint8"),
+        (PICTURES.astype(np.int64), LABELS, "int64; uint8"),
+        (np.zeros((6, 2, 16, 16), np.uint8), LABELS, "1 or 3 channels"),
+        (np.zeros((6, 16), np.uint8), LABELS, r"shape \(6, 16\)"),
+        ("pictures", LABELS, "images"),
+    ],
+)
+def test_bad_input_is_refused_with_the_offending_value(
+    config: Config, images: Any, labels: Any, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        learn_known(images, labels, config)
+
+
+def test_class_names_must_match(config: Config) -> None:
+    with pytest.raises(InputError, match="3 class names do not match 2 known classes"):
+        learn_known(PICTURES, LABELS, config, class_names=("a", "b", "c"))
+
+
+def test_a_class_of_one_picture_has_no_statistics(split: Split, short: Config) -> None:
+    labels = torch.tensor([0, 1, 0, 1, 0, 2])
+    with pytest.raises(InputError, match="two or more pictures of every known class"):
+        learn_known(split.known_images[:6], labels, with_supervised(short, statistics_from="plain"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"statistics_from": "held-out"}, "holdout"),
+        ({"holdout": 0.6}, "holdout=0.6"),
+        ({"num_views": 0}, "num_views=0"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    config: Config, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        Supervised(optim=config.supervised.optim, **changes)
+
+
+def test_colour_pictures_are_learnt_too(short: Config) -> None:
+    images, labels = tiny_pictures(8, seed=3)
+    model = learn_known(images.expand(-1, 3, -1, -1), labels, short)
+    assert model.architecture.num_channels == 3
+    assert model.predict(images.expand(-1, 3, -1, -1)).labels.max() <= 5
