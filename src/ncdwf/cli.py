@@ -22,7 +22,7 @@ from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError, NcdwfError
 from ncdwf.learning.discovery import METHODS
 from ncdwf.model import Model
-from ncdwf.results import experiment
+from ncdwf.results import benchmark, experiment
 from ncdwf.results.evaluation import Routed, Scores
 from ncdwf.results.experiment import Run
 
@@ -229,6 +229,38 @@ def inspect(model: ModelDir) -> None:
         "labelled ones; richer statistics (supervised.spread) tell more.",
         soft_wrap=True,
     )
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(benchmark.GRIDS))],
+    results: Annotated[
+        Path, typer.Option("--results", help="One line a finished run; new ones are added.")
+    ] = Path("results/runs.jsonl"),
+    work_dir: Annotated[
+        Path, typer.Option("--work", help="Where unfinished runs are kept and resumed from.")
+    ] = Path("runs/reproduce"),
+    docs: Annotated[
+        list[Path] | None, typer.Option("--docs", help="Documents whose tables to fill in.")
+    ] = None,
+) -> None:
+    """Run (or resume) the grid behind a table and print it.
+
+    Example:
+
+        ncdwf reproduce digits --docs docs/digits.md
+    """
+    if name not in benchmark.GRIDS:
+        raise InputError(f"unknown table {name!r}; there are {', '.join(benchmark.GRIDS)}")
+    grid = benchmark.GRIDS[name]
+    with Bar() as bar:
+        for line in benchmark.reproduce(grid, results, work_dir, progress=bar):
+            err.print(f"{line['setting']} {line['variant']} seed {line['seed']}: done")
+    lines = benchmark.read_lines(results)
+    out.print(benchmark.markdown_table(grid, lines), soft_wrap=True, highlight=False)
+    for path in docs or ():
+        text = storage.read_bytes(path).decode()
+        storage.write_bytes(path, benchmark.fill(text, benchmark.blocks(lines)).encode())
 
 
 @app.command("list")

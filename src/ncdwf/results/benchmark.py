@@ -1,0 +1,225 @@
+"""Grids of runs and the tables made from them. Every table comes from `results/runs.jsonl`."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ncdwf import storage
+from ncdwf.config import override, recipe
+from ncdwf.errors import InputError
+from ncdwf.learning.loop import Progress
+from ncdwf.results.experiment import CONFIG_FILE, SCORES_FILE, Run, complete, execute
+
+Line = dict[str, Any]
+"""One finished run."""
+
+NOT_KEPT = ("per_class", "confusion")
+"""Parts of a score file that stay in the run directory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One row of a grid: what differs from the recipe, as on the command line."""
+
+    name: str
+    title: str
+    sets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """Runs that belong into one table."""
+
+    setting: str
+    seeds: tuple[int, ...]
+    variants: tuple[Variant, ...]
+
+
+GRIDS = {
+    "digits": Grid(
+        setting="digits-5-5",
+        seeds=(0, 1, 2, 3, 4),
+        variants=(
+            Variant(name="main", title="everything"),
+            Variant(
+                name="without-replay", title="without replay", sets=("method.weight_replay=0",)
+            ),
+            Variant(
+                name="without-information",
+                title="without the mutual-information regulariser",
+                sets=("method.weight_information=0",),
+            ),
+            Variant(
+                name="without-distillation",
+                title="without distillation",
+                sets=("method.weight_distill=0",),
+            ),
+            Variant(
+                name="identifier-during",
+                title="identifier trained during discovery",
+                sets=("method.identifier=during",),
+            ),
+            Variant(name="joint", title="joint softmax", sets=("method.softmax=joint",)),
+            Variant(name="gaussian", title="Gaussian replay", sets=("method.replay=gaussian",)),
+            Variant(
+                name="augmented-statistics",
+                title="class statistics from augmented views",
+                sets=("supervised.statistics_from=augmented",),
+            ),
+        ),
+    )
+}
+"""What `ncdwf reproduce` knows."""
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the finished runs in `path`; none if there is no such file."""
+    if not path.exists():
+        return []
+    texts = storage.read_bytes(path).splitlines()
+    return [storage.parse_json(text, path) for text in texts]
+
+
+def reproduce(
+    grid: Grid, results: Path, work_dir: Path, *, progress: Progress | None = None
+) -> Iterable[Line]:
+    """Yield a line for every run of `grid`; those that `results` lacks are run (or resumed) first.
+
+    Each finished run is added to `results` at once, so an interrupted grid loses nothing.
+    """
+    storage.make_directory(results.parent)
+    for seed in grid.seeds:
+        for variant in grid.variants:
+            line = find(read_lines(results), grid, variant.name, seed)
+            if line is None:
+                line = _run(grid, variant, seed, work_dir, progress)
+                lines = [*read_lines(results), line]
+                text = "".join(f"{json.dumps(entry, allow_nan=False)}\n" for entry in lines)
+                storage.write_bytes(results, text.encode())
+            yield line
+
+
+def find(lines: list[Line], grid: Grid, variant: str, seed: int) -> Line | None:
+    """Return the run of one cell of `grid`, if it is among `lines`."""
+    method = recipe(grid.setting).method["name"]
+    wanted = (grid.setting, method, variant, seed)
+    for line in lines:
+        if tuple(line[key] for key in ("setting", "method", "variant", "seed")) == wanted:
+            return line
+    return None
+
+
+def _run(
+    grid: Grid, variant: Variant, seed: int, work_dir: Path, progress: Progress | None
+) -> Line:
+    config = complete(replace(recipe(grid.setting), seed=seed))
+    for assignment in variant.sets:
+        config = override(config, assignment)
+    path = work_dir / f"{grid.setting}-{variant.name}-seed{seed}"
+    run = Run.open(path) if (path / CONFIG_FILE).exists() else Run.create(path, config)
+    if run.config != complete(config):
+        raise InputError(f"{path} holds a run of another configuration; delete it to run again")
+    execute(run, progress)
+    line = storage.read_json(path / SCORES_FILE)
+    return {k: v for k, v in line.items() if k not in NOT_KEPT} | {"variant": variant.name}
+
+
+def markdown_table(grid: Grid, lines: list[Line]) -> str:
+    """Return the table of `grid`: mean ± standard deviation over the seeds, in Markdown."""
+    columns: dict[str, Callable[[Line], float]] = {
+        "aware known": lambda line: line["aware"]["known"],
+        "aware novel": lambda line: line["aware"]["novel"],
+        "strict all, τ 0.99": lambda line: line["strict"][0]["all"],
+        "strict all, own τ": lambda line: line["strict"][line["default_rule"]]["all"],
+        "AUROC": lambda line: 100 * line["auroc"],
+        "forgetting": lambda line: line["forgetting"],
+    }
+    rows = [["variant", *columns], ["---"] + ["---:"] * len(columns)]
+    for variant in grid.variants:
+        runs = [run for seed in grid.seeds if (run := find(lines, grid, variant.name, seed))]
+        if runs:
+            rows.append(
+                [variant.title, *(_spread([get(run) for run in runs]) for get in columns.values())]
+            )
+    return _markdown(rows)
+
+
+def seed_table(grid: Grid, lines: list[Line]) -> str:
+    """Return the runs of the first variant of `grid`, one row a seed, in Markdown."""
+    header = [
+        "seed",
+        "after supervised",
+        "aware known",
+        "aware novel",
+        "strict known",
+        "strict novel",
+        "strict all",
+        "τ",
+        "seconds",
+        "commit",
+    ]
+    rows = [header, ["---:"] * len(header)]
+    for seed in grid.seeds:
+        run = find(lines, grid, grid.variants[0].name, seed)
+        if run is not None:
+            strict = run["strict"][run["default_rule"]]
+            rows.append(
+                [
+                    str(seed),
+                    f"{run['after_supervised']['known']:.2f}",
+                    f"{run['aware']['known']:.2f}",
+                    f"{run['aware']['novel']:.2f}",
+                    f"{strict['known']:.2f}",
+                    f"{strict['novel']:.2f}",
+                    f"{strict['all']:.2f}",
+                    f"{strict['tau']:.4f}",
+                    f"{sum(run['seconds']):.0f}",
+                    f"`{(run['commit'] or 'unknown')[:9]}`",
+                ]
+            )
+    return _markdown(rows)
+
+
+def kmeans_table(grid: Grid, lines: list[Line]) -> str:
+    """Return the two rows without learning, over the seeds of the first variant, in Markdown."""
+    runs = [r for seed in grid.seeds if (r := find(lines, grid, grid.variants[0].name, seed))]
+    rows = [["k-means on", "novel"], ["---", "---:"]]
+    for name, title in (("pixels", "raw pixels"), ("features", "frozen supervised features")):
+        rows.append([title, _spread([run["kmeans"][name] for run in runs])])
+    return _markdown(rows)
+
+
+def fill(text: str, blocks: dict[str, str]) -> str:
+    """Return a document with its generated blocks replaced.
+
+    A block stands between `<!-- generated: name -->` and `<!-- end -->`.
+    """
+    for name, block in blocks.items():
+        start, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+        before, found, rest = text.partition(start)
+        if found:
+            text = before + start + "\n" + block + "\n" + end + rest.partition(end)[2]
+    return text
+
+
+def blocks(lines: list[Line]) -> dict[str, str]:
+    """Return every generated block of the documents by its name."""
+    grid = GRIDS["digits"]
+    return {
+        "digits-seeds": seed_table(grid, lines),
+        "digits-kmeans": kmeans_table(grid, lines),
+        "digits-ablation": markdown_table(grid, lines),
+    }
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
