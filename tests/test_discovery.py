@@ -286,7 +286,7 @@ def test_resuming_changes_nothing(
     whole, wanted = run(None, Quiet())
     # Four steps of discovery, then steps of the identifier that is fitted after them.
     for steps in (2, 4, 7):
-        checkpoints = Checkpoints(tmp_path / str(steps), seconds=0, fingerprint="a")
+        checkpoints = Checkpoints(tmp_path / str(steps), seconds=0.0, fingerprint="a")
         with pytest.raises(Stop):
             run(checkpoints, StopAfter(steps))
         resumed, history = run(checkpoints, Quiet())

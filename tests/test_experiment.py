@@ -277,7 +277,9 @@ def test_recording_a_phase_twice_replaces_it(tmp_path: Path, tiny: Config) -> No
 
 def test_variant_tells_the_recommended_configuration_from_others(tiny: Config) -> None:
     assert experiment.variant(tiny) == "main"
-    assert experiment.variant(replace(tiny, seed=5, device="auto", checkpoint_seconds=0)) == "main"
+    assert (
+        experiment.variant(replace(tiny, seed=5, device="auto", checkpoint_seconds=0.0)) == "main"
+    )
     assert experiment.variant(override(tiny, "discovery.optim.lr=0.06")) == "custom"
     assert experiment.variant(replace(tiny, method={**tiny.method, "tau": 0.4})) == "custom"
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import grimp
 import pytest
 import torch
 from conftest import Stop, StopAfter, fingerprint, timeless, unchanged_global_state
@@ -102,7 +103,7 @@ def run_net(
 
 
 def every_step(directory: Path, config: str = "a") -> Checkpoints:
-    return Checkpoints(directory, seconds=0, fingerprint=config)
+    return Checkpoints(directory, seconds=0.0, fingerprint=config)
 
 
 def kept(directory: Path) -> list[str]:
@@ -312,6 +313,12 @@ def test_global_random_state_is_not_touched() -> None:
         run_net(net)
 
 
+def test_the_package_has_no_use_for_random() -> None:
+    graph = grimp.build_graph("ncdwf", include_external_packages=True, cache_dir=None)
+    assert "hashlib" in graph.modules
+    assert "random" not in graph.modules
+
+
 def test_global_random_state_has_no_influence() -> None:
     results = []
     for seed in (1, 2):
@@ -379,7 +386,7 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_checkpoints_wait_for_their_time_but_the_end_is_always_kept(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=Checkpoints(tmp_path, seconds=3600, fingerprint="a"))
+    run_net(Net(), checkpoints=Checkpoints(tmp_path, seconds=3600.0, fingerprint="a"))
     assert kept(tmp_path) == ["test-000003-00000000"]
 
 

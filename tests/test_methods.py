@@ -294,8 +294,8 @@ def test_gaussian_replay_reads_every_spread(
 ) -> None:
     architecture = replace(known_model.architecture, spread=spread)
     model = Model.create(architecture, known_model.known_names, seed=0)
-    eye = torch.eye(128)
-    shapes = {"shared-diagonal": torch.ones(128), "shared": eye, "per-class": eye.repeat(4, 1, 1)}
+    eye = torch.eye(model.backbone.num_features)
+    shapes = {"shared-diagonal": eye[0] + 1, "shared": eye, "per-class": eye.repeat(4, 1, 1)}
     model.statistics.means.copy_(known_model.statistics.means)
     model.statistics.spread.copy_(shapes[spread])
     model.statistics.feature_norm.fill_(1)
