@@ -70,7 +70,54 @@ GRIDS = {
                 sets=("supervised.statistics_from=augmented",),
             ),
         ),
-    )
+    ),
+    "digits-proxy": Grid(
+        setting="digits-5-5-proxy-2-3",
+        seeds=(0, 1, 2, 3, 4),
+        variants=(
+            Variant(name="main", title="the recipe"),
+            Variant(
+                name="supervised-lr-0.05",
+                title="supervised learning rate 0.05 instead of 0.02",
+                sets=("supervised.optim.lr=0.05",),
+            ),
+            Variant(
+                name="supervised-40",
+                title="40 supervised epochs instead of 20",
+                sets=("supervised.optim.epochs=40",),
+            ),
+            Variant(
+                name="lr-0.1",
+                title="discovery learning rate 0.1 instead of 0.2",
+                sets=("discovery.optim.lr=0.1",),
+            ),
+            Variant(
+                name="batch-128",
+                title="discovery batch 128 instead of 64",
+                sets=("discovery.optim.batch_size=128",),
+            ),
+            Variant(
+                name="shift-0.5",
+                title="views shifted by 0.5 pixels instead of 0.8",
+                sets=("supervised.view.shift=0.5", "discovery.large.shift=0.5"),
+            ),
+            Variant(
+                name="distill-1",
+                title="distillation weight 1 instead of 3",
+                sets=("method.weight_distill=1",),
+            ),
+            Variant(
+                name="information-0.1",
+                title="mutual-information weight 0.1 instead of 0.01",
+                sets=("method.weight_information=0.1",),
+            ),
+            Variant(
+                name="augmented-statistics",
+                title="class statistics from augmented views",
+                sets=("supervised.statistics_from=augmented",),
+            ),
+        ),
+    ),
 }
 """What `ncdwf reproduce` knows."""
 
@@ -132,6 +179,7 @@ def markdown_table(grid: Grid, lines: list[Line]) -> str:
     columns: dict[str, Callable[[Line], float]] = {
         "aware known": lambda line: line["aware"]["known"],
         "aware novel": lambda line: line["aware"]["novel"],
+        "on the pool": lambda line: line["aware"]["novel_pool"],
         "strict all, τ 0.99": lambda line: line["strict"][0]["all"],
         "strict all, own τ": lambda line: line["strict"][line["default_rule"]]["all"],
         "AUROC": lambda line: 100 * line["auroc"],
@@ -212,6 +260,7 @@ def blocks(lines: list[Line]) -> dict[str, str]:
         "digits-seeds": seed_table(grid, lines),
         "digits-kmeans": kmeans_table(grid, lines),
         "digits-ablation": markdown_table(grid, lines),
+        "digits-proxy": markdown_table(GRIDS["digits-proxy"], lines),
     }
 
 
