@@ -4,6 +4,8 @@ import os
 
 # Before torch is imported: one thread is fastest for such small nets, and repeatable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before the command line is imported: its consoles take their width then.
+os.environ["COLUMNS"] = "200"
 
 from collections.abc import Iterator
 from contextlib import contextmanager

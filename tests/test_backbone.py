@@ -30,6 +30,11 @@ def test_bytes_and_shares_of_white_are_the_same_picture():
     assert torch.allclose(normalise(images.float() / 255), expected, atol=1e-6)
 
 
+def test_pictures_are_left_alone_until_they_were_measured():
+    images = torch.rand(2, 3, 4, 4, generator=generator(0))
+    assert torch.equal(build(lambda: Normalise(3), generator(0))(images), images)
+
+
 def test_a_channel_without_contrast_stays_finite():
     normalise = Normalise(1)
     images = torch.full((2, 1, 2, 2), 7, dtype=torch.uint8)

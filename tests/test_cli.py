@@ -53,7 +53,6 @@ def call(
 ) -> Call:
     """Run the command line in this process, in an empty directory, with the tiny setting."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 

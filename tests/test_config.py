@@ -229,6 +229,10 @@ def test_unions_name_what_would_fit(values, message):
         from_dict(Choice, values)
 
 
+def test_a_view_changes_nothing_unless_told_to():
+    assert View() == View(shift=0.0, rotation=0.0, scale=0.0, flip=False)
+
+
 def test_configs_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         small_config().seed = 1

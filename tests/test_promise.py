@@ -271,7 +271,7 @@ def test_supervised_checkpoints_are_gone_when_discovery_begins_and_when_the_run_
 def test_inspect_lists_every_tensor_and_promises_nothing_that_does_not_hold(
     finished_run: Path,
 ) -> None:
-    result = CliRunner().invoke(app, ["inspect", str(finished_run)], env={"COLUMNS": "220"})
+    result = CliRunner().invoke(app, ["inspect", str(finished_run)])
     assert result.exit_code == 0
     model = Model.load(finished_run)
     lines = result.output.splitlines()

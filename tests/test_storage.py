@@ -272,6 +272,26 @@ def test_a_committed_directory_comes_back_whole(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_files_and_the_directories_that_name_them_are_flushed_to_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino))
+    storage.write_bytes(tmp_path / "file", b"x")
+    assert flushed == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
+    flushed.clear()
+    storage.commit_directory(tmp_path / "checkpoint", FILES)
+    path = tmp_path / "checkpoint"
+    assert {path.stat().st_ino, *(p.stat().st_ino for p in path.iterdir())} <= set(flushed)
+    assert flushed[-1] == tmp_path.stat().st_ino
+
+
+def test_what_a_crash_left_behind_does_not_get_in_the_way(tmp_path):
+    left = tmp_path / f".checkpoint.{os.getpid()}.tmp"
+    left.mkdir()
+    (left / "stale").write_bytes(b"x")
+    storage.commit_directory(tmp_path / "checkpoint", FILES)
+    assert {p.name for p in (tmp_path / "checkpoint").iterdir()} == {*FILES, storage.MANIFEST}
+
+
 def test_a_committed_directory_is_never_written_again(tmp_path):
     path = tmp_path / "checkpoint"
     storage.commit_directory(path, FILES)

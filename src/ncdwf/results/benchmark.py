@@ -231,12 +231,18 @@ def seed_table(grid: Grid, lines: list[Line]) -> str:
     return _markdown(rows)
 
 
-def kmeans_table(grid: Grid, lines: list[Line]) -> str:
-    """Return the two rows without learning, over the seeds of the first variant, in Markdown."""
+def summary_table(grid: Grid, lines: list[Line]) -> str:
+    """Return what a newcomer wants to know of the first variant of `grid`, in Markdown."""
     runs = [r for seed in grid.seeds if (r := find(lines, grid, grid.variants[0].name, seed))]
-    rows = [["k-means on", "novel"], ["---", "---:"]]
-    for name, title in (("pixels", "raw pixels"), ("features", "frozen supervised features")):
-        rows.append([title, _spread([run["kmeans"][name] for run in runs])])
+    rows = [["", "known", "novel", "all"], ["---"] + ["---:"] * 3]
+    rows.append(["after the supervised phase", _mean(runs, "after_supervised", "known"), "", ""])
+    parts = ("known", "novel", "all")
+    rows.append(["task-aware", *(_mean(runs, "aware", part) for part in parts)])
+    for name, title in (("agnostic", "task-agnostic"), ("strict", "strict")):
+        figures = [[run[name][run["default_rule"]][part] for run in runs] for part in parts]
+        rows.append([f"{title}, calibrated τ", *map(_spread, figures)])
+    for name, title in (("pixels", "raw pixels"), ("features", "supervised features")):
+        rows.append([f"k-means on {title}", "", _mean(runs, "kmeans", name), ""])
     return _markdown(rows)
 
 
@@ -257,16 +263,20 @@ def blocks(lines: list[Line]) -> dict[str, str]:
     """Return every generated block of the documents by its name."""
     grid = GRIDS["digits"]
     return {
+        "digits-summary": summary_table(grid, lines),
         "digits-seeds": seed_table(grid, lines),
-        "digits-kmeans": kmeans_table(grid, lines),
         "digits-ablation": markdown_table(grid, lines),
         "digits-proxy": markdown_table(GRIDS["digits-proxy"], lines),
     }
 
 
+def _mean(runs: list[Line], *keys: str) -> str:
+    return _spread([run[keys[0]][keys[1]] for run in runs])
+
+
 def _spread(values: list[float]) -> str:
     if len(values) < 2:
-        return f"{values[0]:.2f}"
+        return f"{values[0]:.2f}" if values else "–"
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 

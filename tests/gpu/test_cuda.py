@@ -1,0 +1,96 @@
+"""The same code on a CUDA device: it learns there, no step waits for the host, a resume works."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Stop, StopAfter, tiny_recipe
+
+from ncdwf.data.setting import Setting, Split
+from ncdwf.learning import loop
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.supervised import learn_known
+from ncdwf.model import Model
+from ncdwf.results.evaluation import evaluate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def split(monkeypatch: pytest.MonkeyPatch) -> Split:
+    from conftest import register_tiny
+
+    register_tiny(monkeypatch)
+    return Setting.parse("tiny-4-2").load()
+
+
+def learnt(split: Split) -> Model:
+    config = replace(tiny_recipe(), device="cuda")
+    return learn_known(split.known_images, split.known_labels, config)
+
+
+def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
+    config = replace(tiny_recipe(), device="cuda")
+    known = learnt(split)
+    model = discover(known, split.novel_images, make_method(config.method), config)
+    assert model.device.type == "cuda"
+    scores, _ = evaluate(model, split, known)
+    assert scores.aware.known > 95
+    assert scores.aware.novel > 95
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("changes", [{}, {"softmax": "joint", "identifier": "during"}])
+def test_no_step_waits_for_the_device(
+    split: Split, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    config = replace(tiny_recipe(), device="cuda")
+    known = learnt(split)
+    step, counted = loop._Training.step, []
+
+    def guarded(self: loop._Training, *arguments: object) -> None:
+        with no_synchronisation():
+            step(self, *arguments)  # type: ignore[arg-type]
+        counted.append(self.phase)
+
+    monkeypatch.setattr(loop._Training, "step", guarded)
+    method = make_method({**config.method, **changes})
+    discover(known, split.novel_images, method, config)
+    assert counted.count("discovery") == 10 * 2
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(split: Split, tmp_path: Path) -> None:
+    config = replace(tiny_recipe(), device="cuda")
+    known, method = learnt(split), make_method(config.method)
+    whole: loop.History = []
+    discover(known, split.novel_images, method, config, history=whole)
+    checkpoints = loop.Checkpoints(tmp_path, seconds=0, fingerprint="x")
+    with pytest.raises(Stop):
+        discover(
+            known,
+            split.novel_images,
+            method,
+            config,
+            checkpoints=checkpoints,
+            progress=StopAfter(7),
+        )
+    resumed: loop.History = []
+    discover(known, split.novel_images, method, config, checkpoints=checkpoints, history=resumed)
+    assert len(resumed) == len(whole)
+    # Bits are promised on the CPU; on a GPU atomic additions may differ in the last ones.
+    assert resumed[-1].terms["cluster"] == pytest.approx(whole[-1].terms["cluster"], rel=0.05)

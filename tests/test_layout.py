@@ -1,0 +1,123 @@
+"""README and documents agree with the tree, the examples and the results file."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ncdwf.results.benchmark import blocks, fill, read_lines
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def tree_paths() -> set[str]:
+    """Return the paths that README's tree draws, relative to the repository."""
+    drawing = next(block for block in code_blocks("") if block.startswith("ncdwf/\n"))
+    paths, parents = set(), [""]
+    for line in drawing.splitlines()[1:]:
+        match = re.match(r"((?:│   |    )*)[├└]── (.*)", line)
+        assert match, line
+        depth = len(match[1]) // 4
+        names = re.split(r"\s{3,}", match[2])[0].split()
+        parents = [*parents[: depth + 1], ""]
+        for name in names:
+            assert NAME.fullmatch(name), line
+            paths.add(parents[depth] + name)
+            if name.endswith("/"):
+                parents[depth + 1] = parents[depth] + name
+    return paths
+
+
+def tracked() -> set[str]:
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(listing.stdout.split())
+
+
+def test_everything_in_the_tree_of_the_readme_exists() -> None:
+    missing = [path for path in tree_paths() if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_everything_in_the_repository_is_in_the_tree_of_the_readme() -> None:
+    drawn = tree_paths()
+    folders = tuple(path for path in drawn if path.endswith("/") and not path.startswith("src/"))
+    unknown = [p for p in tracked() if p not in drawn and not p.startswith(folders)]
+    assert sorted(unknown) == [".gitignore"]
+
+
+def test_readme_shows_the_quickstart_example() -> None:
+    source = (ROOT / "examples" / "quickstart.py").read_text()
+    assert code_blocks("python") == [source.split('"""\n\n', 1)[1]]
+
+
+def test_example_of_the_readme_has_twelve_lines_at_most() -> None:
+    assert sum(1 for line in code_blocks("python")[0].splitlines() if line) <= 12
+
+
+@pytest.mark.slow
+def test_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code_blocks("python")[0], "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    found = re.search(r"Aware\(known=([\d.]+), novel=([\d.]+)", printed)
+    assert found
+    assert float(found[1]) > 97
+    assert float(found[2]) > 80
+
+
+@pytest.mark.slow
+def test_example_of_an_own_method_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "own_method.py"), run_name="__main__")
+    assert "Aware(known=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/digits.md"])
+def test_tables_are_those_of_the_results_file(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "<!-- generated:" in text
+    assert fill(text, blocks(read_lines(ROOT / "results" / "runs.jsonl"))) == text
+
+
+def test_a_changed_table_is_noticed() -> None:
+    text = "a\n<!-- generated: x -->\n\nold\n<!-- end -->\nb\n"
+    assert fill(text, {"x": "new\n"}) == ("a\n<!-- generated: x -->\n\nnew\n\n<!-- end -->\nb\n")
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{document.name}: {target}"
+        for document in documents
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text())
+        if not target.startswith("http") and not (document.parent / target).exists()
+    ]
+    assert not broken
+
+
+def test_public_names_are_documented_and_there() -> None:
+    import ncdwf
+
+    for name in ncdwf.__all__:
+        assert getattr(ncdwf, name).__doc__, name
+
+
+def test_the_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "ncdwf", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    import ncdwf
+
+    assert result.stdout.strip() == f"ncdwf {ncdwf.__version__}"
