@@ -183,10 +183,15 @@ def test_best_head_has_the_least_loss_over_the_last_epoch() -> None:
 def test_the_best_head_answers(
     known_model: Model, split: Split, method: Method, short: Config
 ) -> None:
-    history: History = []
-    found = discover(known_model, split.novel_images, method, short, history=history)
-    losses = cast(list[float], history[-1].terms["cluster"])
-    assert int(found.best_head) == losses.index(min(losses))
+    answering = set()
+    for seed in range(4):
+        history: History = []
+        config = replace(short, seed=seed)
+        found = discover(known_model, split.novel_images, method, config, history=history)
+        losses = cast(list[float], history[-1].terms["cluster"])
+        assert int(found.best_head) == losses.index(min(losses))
+        answering.add(int(found.best_head))
+    assert answering == {0, 1}  # or a head that never changes would do
 
 
 def test_a_method_from_outside_the_package_works(

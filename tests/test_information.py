@@ -107,3 +107,10 @@ def test_same_seed_same_weights():
     first, again, other = (list(regressor(seed=s).parameters())[1] for s in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_hidden_layers_start_at_the_scale_of_their_inputs():
+    made = regressor(num_novel=50, num_known=20, num_heads=4)
+    # He et al.: a variance of 2 over the number of inputs.
+    for layer, num_inputs in zip(made.layers, (50, 20), strict=False):
+        assert layer.std().item() == pytest.approx(math.sqrt(2 / num_inputs), rel=0.06)

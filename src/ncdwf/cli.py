@@ -213,14 +213,18 @@ def inspect(model: ModelDir) -> None:
         ncdwf inspect runs/digits-5-5-ncdwf-seed0
     """
     loaded = Model.load(model)
-    table = Table(
-        "tensor", "shape", "bytes", "derived from", title=str(model), title_justify="left"
-    )
-    for item in loaded.holdings():
-        shape = "×".join(map(str, item.shape)) or "scalar"
-        table.add_row(item.name, shape, f"{item.num_bytes:,}", item.derived_from)
+    holdings = loaded.holdings()
+    table = Table("derived from, tensor", "shape", title=str(model), title_justify="left")
+    table.add_column("bytes", justify="right")
+    for source in dict.fromkeys(item.derived_from for item in holdings):
+        table.add_section()
+        table.add_row(f"[bold]{source}[/bold]")
+        for item in holdings:
+            if item.derived_from == source:
+                shape = "×".join(map(str, item.shape)) or "scalar"
+                table.add_row(f"  {item.name}", shape, f"{item.num_bytes:,}")
     out.print(table)
-    total = sum(item.num_bytes for item in loaded.holdings())
+    total = sum(item.num_bytes for item in holdings)
     out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
     out.print(f"{', '.join(loaded.class_names)}.", soft_wrap=True)
     out.print(

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 from ncdwf.errors import InputError
 
 SETTING_NAME = re.compile(
-    r"(?P<data>[a-z]+\d*)-(?P<known>\d{1,6})-(?P<novel>\d{1,6})"
-    r"(?:-proxy-(?P<proxy_known>\d{1,6})-(?P<proxy_novel>\d{1,6}))?"
+    r"(?P<data>[a-z]+[0-9]*)-(?P<known>[0-9]{1,6})-(?P<novel>[0-9]{1,6})"
+    r"(?:-proxy-(?P<proxy_known>[0-9]{1,6})-(?P<proxy_novel>[0-9]{1,6}))?"
 )
 """`digits-5-5`, or `digits-5-5-proxy-2-3`: 2 + 3 of the 5 known classes, to choose settings on."""
 

@@ -28,7 +28,7 @@ def generator(
     The position (a phase, an epoch, a purpose) is hashed, so streams of neighbouring positions
     have nothing in common and a resumed run needs no stored random state.
     """
-    text = repr((seed, *position)).encode()
+    text = repr((int(seed), *position)).encode()
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
     return torch.Generator(device=device).manual_seed(number)
 

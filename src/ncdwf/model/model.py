@@ -28,18 +28,18 @@ DESCRIPTION_FILE = "model.json"
 EVALUATION_BATCH = 1024
 
 DERIVED_FROM = {
-    "backbone.normalise": "mean and deviation of each colour channel over the labelled pictures",
-    "backbone": "weights: labelled pictures (supervised phase), then the pool (discovery phase)",
-    "known_head": "weights: labelled pictures, then replayed class statistics",
-    "novel_head": "weights: the pool",
-    "best_head": "the novel head with the least cluster loss over the last epoch",
+    "backbone.normalise": "labelled pictures: each colour's mean, spread",
+    "backbone": "labelled pictures, then the pool: weights",
+    "known_head": "labelled pictures, then replay: weights",
+    "novel_head": "the pool: weights",
+    "best_head": "the pool: which head has the least loss",
     "identifier.tau": "the threshold in use",
-    "identifier.calibrated_tau": "the threshold found on the pool and replayed statistics",
-    "identifier": "weights: the pool and replayed class statistics",
-    "statistics.means": "mean feature of each known class over the labelled pictures",
-    "statistics.spread": "spread of the features around their class means",
-    "statistics.counts": "number of labelled pictures of each known class",
-    "statistics.feature_norm": "mean length of the labelled pictures' features",
+    "identifier.calibrated_tau": "the pool: a threshold",
+    "identifier": "the pool and replay: weights",
+    "statistics.means": "labelled pictures: each class's mean feature",
+    "statistics.spread": "labelled pictures: spread around the means",
+    "statistics.counts": "labelled pictures: how many of each class",
+    "statistics.feature_norm": "labelled pictures: mean feature length",
 }
 """What each stored tensor is made from; the longest matching prefix counts."""
 
