@@ -150,11 +150,12 @@ def read_directory(directory: Path) -> dict[str, bytes]:
     """Return the files of a committed directory; refuse it if one is missing or was changed."""
     manifest = read_json(directory / MANIFEST)
     try:
-        assert manifest["format"] == 1
         sums = {n: (e["sha256"], e["bytes"]) for n, e in manifest["files"].items()}
-        assert all(Path(name).name == name for name in sums)
-    except (AssertionError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{directory / MANIFEST} is not a manifest of this version") from error
+        valid = manifest["format"] == 1 and all(Path(name).name == name for name in sums)
+    except (KeyError, TypeError, AttributeError):
+        valid = False
+    if not valid:
+        raise InputError(f"{directory / MANIFEST} is not a manifest of this version")
     files = {name: read_bytes(directory / name, expected=sums[name][0]) for name in sums}
     for name, data in files.items():
         if len(data) != sums[name][1]:
