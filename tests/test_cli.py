@@ -102,7 +102,7 @@ def test_run_does_both_phases_and_prints_the_scores(call: Call, finished_run: Pa
 def test_a_fresh_directory_is_found_where_none_is_given(call: Call) -> None:
     for name in ("tiny-4-2-ncdwf-seed7", "tiny-4-2-ncdwf-seed7-2"):
         assert call("learn", "tiny-4-2", "--seed", "7", *SHORT).code == 0
-        assert (Path("runs") / name / "model.json").is_file()
+        assert (Path("runs") / name / "supervised" / "model.json").is_file()
 
 
 def test_learn_and_discover_give_what_run_gives(call: Call, finished_run: Path) -> None:
@@ -111,7 +111,7 @@ def test_learn_and_discover_give_what_run_gives(call: Call, finished_run: Path) 
     assert "known" in learnt.out
     for name in ("model.json", "model.safetensors"):
         wanted = (finished_run / "supervised" / name).read_bytes()
-        assert (Path("known") / name).read_bytes() == wanted
+        assert (Path("known/supervised") / name).read_bytes() == wanted
     assert not Path("known/checkpoints").exists()
 
     before = contents(Path("known"))
@@ -363,6 +363,12 @@ def copy_model(finished: Path) -> None:
     shutil.copytree(finished / "supervised", "model")
 
 
+def copy_discovered(finished: Path) -> None:
+    Path("model").mkdir()
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(finished / name, "model")
+
+
 BAD = {
     "unknown setting": Bad(["run", "digit-5-5"], ("unknown setting 'digit-5-5'", "digits-5-5")),
     "setting without numbers": Bad(["run", "digits"], ("unknown setting 'digits'",)),
@@ -434,7 +440,7 @@ BAD = {
     ),
     "discover without a model": Bad(["discover"], ("MODEL",)),
     "discover from nothing": Bad(["discover", "no"], ("no holds no model",)),
-    "discover again": Bad(["discover", "run"], ("discovered already",), copy_run),
+    "discover again": Bad(["discover", "model"], ("discovered already",), copy_discovered),
     "discover in an unknown pool": Bad(
         ["discover", "model", "--setting", "tiny-9"], ("unknown setting",), copy_model
     ),
@@ -520,12 +526,26 @@ def test_a_missing_device_is_refused_before_anything_is_written(call: Call, tmp_
     assert contents(tmp_path) == {}
 
 
-def test_discover_does_not_take_a_learnt_model_for_a_discovered_one(call: Call) -> None:
+def test_any_verb_goes_on_where_another_stopped(call: Call, finished_run: Path) -> None:
     assert call("learn", "tiny-4-2", "--out", "known", *SHORT).code == 0
-    answer = call("discover", "--resume", "known")
+    assert call("discover", "--resume", "known").code == 0
+    assert call("run", "--resume", "known").code == 0
+    same_results(Path("known"), finished_run)
+
+
+def test_the_model_before_discovery_of_a_run_serves_another_discovery(
+    call: Call, finished_run: Path
+) -> None:
+    assert call("discover", finished_run, "--out", "again").code == 0
+    wanted = (finished_run / "model.safetensors").read_bytes()
+    assert Path("again/model.safetensors").read_bytes() == wanted
+
+
+@pytest.mark.parametrize("verb", ["run", "learn", "discover"])
+def test_resume_takes_no_other_configuration(call: Call, finished_run: Path, verb: str) -> None:
+    answer = call(verb, "--resume", finished_run, "--seed", "3")
     assert answer.code == 2
-    assert "holds no model" in answer.err
-    assert len(answer.err.splitlines()) == 1
+    assert "nothing beside it" in answer.err
 
 
 def test_a_real_process_ends_with_code_2_and_one_line(tmp_path: Path) -> None:

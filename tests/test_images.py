@@ -76,7 +76,8 @@ def test_what_are_no_pictures_is_refused_by_name(images, message):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 5), st.integers(0, 10), st.randoms(), st.sampled_from([np.uint8, np.int64]))
 def test_labels_of_all_classes_are_kept(num_known, more, random, dtype):
-    wanted = [*range(num_known), *(random.randrange(num_known) for _ in range(more))]
+    more_of_them = (random.randrange(num_known) for _ in range(more))
+    wanted = [*range(num_known), *range(num_known), *more_of_them]
     random.shuffle(wanted)
     for labels in (wanted, np.array(wanted, dtype), torch.tensor(wanted)):
         checked = as_labels(labels, len(wanted))

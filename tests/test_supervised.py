@@ -248,9 +248,9 @@ def test_class_names_must_match(config: Config) -> None:
         learn_known(PICTURES, LABELS, config, class_names=("a", "b", "c"))
 
 
-def test_a_class_of_one_picture_has_no_statistics(split: Split, short: Config) -> None:
+def test_a_class_of_one_picture_is_refused_before_training(split: Split, short: Config) -> None:
     labels = torch.tensor([0, 1, 0, 1, 0, 2])
-    with pytest.raises(InputError, match="two or more pictures of every known class"):
+    with pytest.raises(InputError, match="class 2 has one picture"):
         learn_known(split.known_images[:6], labels, with_supervised(short, statistics_from="plain"))
 
 

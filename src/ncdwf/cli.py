@@ -92,7 +92,8 @@ def run(
     work = _begin(setting, out_dir, resume, method=method, seed=seed, sets=sets, file=config_file)
     with _resumable(work), Bar() as bar:
         scores = experiment.execute(work, bar)
-    _print_scores(scores, work.config)
+    config = work.config
+    _print_scores(scores, f"{config.method['name']} on {config.setting}, seed {config.seed}")
     out.print(f"Written to {work.path}", soft_wrap=True)
 
 
@@ -114,8 +115,8 @@ def learn(
         ncdwf learn --resume known
     """
     work = _begin(setting, out_dir, resume, seed=seed, sets=sets, file=config_file)
-    with _resumable(work), Bar() as bar, storage.locked(work.path):
-        experiment.learn_stage(work, work.path, bar)
+    with _resumable(work), Bar() as bar:
+        experiment.learn_stage(work, bar)
     out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
 
 
@@ -142,18 +143,15 @@ def discover(
         ncdwf discover --resume both
     """
     if resume is not None:
-        work = Run.open(resume)
+        work = _reopen(resume, model, out_dir, setting, method, seed, sets)
     elif model is None:
         raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
     else:
-        supervised = Model.load(model)
-        if supervised.novel_head is not None:
-            raise InputError(f"{model} has discovered already; give the model of 'ncdwf learn'")
+        supervised = experiment.load_supervised(model)
         config = _configure(_recorded(model, setting), method=method, seed=seed, sets=sets)
-        Setting.parse(config.setting)
         work = Run.create(_directory(out_dir, config), config)
         supervised.save(work.supervised_dir)
-    with _resumable(work), Bar() as bar, storage.locked(work.path):
+    with _resumable(work), Bar() as bar:
         experiment.discover_stage(work, bar)
     out.print(f"A model of known and novel classes is in {work.path}", soft_wrap=True)
 
@@ -171,8 +169,8 @@ def evaluate(
 
         ncdwf evaluate both
     """
-    config = _recorded(model, setting)
-    _print_scores(experiment.evaluate_stage(model, config.setting), config)
+    setting = setting or _recorded(model, None).setting
+    _print_scores(experiment.evaluate_stage(model, setting), f"{model} on {setting}")
 
 
 @app.command()
@@ -191,7 +189,7 @@ def predict(
 
         ncdwf predict runs/digits-5-5-ncdwf-seed0 a.png b.png --format csv
     """
-    loaded = Model.load(model)
+    loaded = experiment.load_model(model)
     rows = []
     files = find_pictures(paths)
     with Bar() as bar:
@@ -212,7 +210,7 @@ def inspect(model: ModelDir) -> None:
 
         ncdwf inspect runs/digits-5-5-ncdwf-seed0
     """
-    loaded = Model.load(model)
+    loaded = experiment.load_model(model)
     holdings = loaded.holdings()
     table = Table("derived from, tensor", "shape", title=str(model), title_justify="left")
     table.add_column("bytes", justify="right")
@@ -371,10 +369,18 @@ def _begin(
     file: Path | None = None,
 ) -> Run:
     if resume is not None:
-        return Run.open(resume)
+        return _reopen(resume, out_dir, method, seed, sets, file)
     start = experiment.read_config(file) if file else _recipe(setting)
     config = _configure(start, method=method, seed=seed, sets=sets)
     return Run.create(_directory(out_dir, config), config)
+
+
+def _reopen(resume: Path, *others: object) -> Run:
+    if any(other is not None and other != [] for other in others):
+        raise InputError(
+            "--resume goes on with the run's own configuration; give nothing beside it"
+        )
+    return Run.open(resume)
 
 
 def _recipe(setting: str) -> Config:
@@ -457,8 +463,7 @@ def _print_rows(rows: list[dict[str, Any]], form: Format) -> None:
         out.print(table)
 
 
-def _print_scores(scores: Scores, config: Config) -> None:
-    title = f"{config.method['name']} on {config.setting}, seed {config.seed}"
+def _print_scores(scores: Scores, title: str) -> None:
     table = Table("accuracy in %", title=title, title_justify="left")
     for column in ("known", "novel", "all"):
         table.add_column(column, justify="right")

@@ -64,6 +64,9 @@ def as_labels(labels: Any, num_images: int) -> Labels:
         )
     if len(present) < 2:
         raise InputError("there is one known class; two or more are needed")
+    scarce = int(torch.bincount(tensor).argmin())
+    if int((tensor == scarce).sum()) < 2:
+        raise InputError(f"class {scarce} has one picture; two or more of each are needed")
     return tensor
 
 

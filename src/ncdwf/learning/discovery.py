@@ -130,6 +130,16 @@ def best_head(history: History, term: str = "cluster") -> int:
     return min(range(len(losses)), key=losses.__getitem__)
 
 
+def check_pool(num_images: int, num_novel: int) -> None:
+    """Refuse a pool in which `num_novel` classes cannot be found."""
+    if num_images == 0:
+        raise InputError("the pool is empty; discovery needs unlabelled pictures")
+    if num_novel > num_images:
+        raise InputError(
+            f"{num_novel} novel classes are more than the pool's {num_images} pictures"
+        )
+
+
 def discover(
     model: Model,
     images: Any,
@@ -153,13 +163,9 @@ def discover(
     """
     images = model.check(images)
     settings, device = config.discovery, choose_device(config.device)
-    if len(images) == 0:
-        raise InputError("the pool is empty; discovery needs unlabelled pictures")
-    if settings.num_novel > len(images):
-        raise InputError(
-            f"{settings.num_novel} novel classes are more than the pool's {len(images)} pictures"
-        )
-    model, state = method.prepare(model.to(device), settings.num_novel, seed=config.seed)
+    check_pool(len(images), settings.num_novel)
+    model = copy.deepcopy(model).to(device)
+    model, state = method.prepare(model, settings.num_novel, seed=config.seed)
     state = state.to(device)
     images = images.to(device)
 

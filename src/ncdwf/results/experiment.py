@@ -27,7 +27,7 @@ from ncdwf.config import Config, from_dict, recipe
 from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
-from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.discovery import check_pool, discover, make_method
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Progress, choose_device
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
@@ -52,15 +52,16 @@ class Run:
     @classmethod
     def create(cls, path: Path, config: Config) -> "Run":
         """Begin a run in `path`, which must not hold one yet."""
-        storage.make_directory(path)
-        if (path / CONFIG_FILE).exists():
-            raise InputError(
-                f"{path} holds a run already; resume it with --resume or choose another directory"
-            )
-        if (path / DESCRIPTION_FILE).exists():
+        if (path / DESCRIPTION_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise InputError(f"{path} holds a model already; choose another directory")
-        storage.write_json(path / ENVIRONMENT_FILE, _environment(config))
-        storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
+        with storage.locked(path):
+            if (path / CONFIG_FILE).exists():
+                raise InputError(
+                    f"{path} holds a run already; resume it with --resume or choose another "
+                    "directory"
+                )
+            storage.write_json(path / ENVIRONMENT_FILE, _environment(config))
+            storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
         return cls(path)
 
     @classmethod
@@ -164,20 +165,20 @@ def execute(run: Run, progress: Progress | None = None) -> Scores:
 
     The labelled tensors are dropped before discovery begins; discovery gets the pool alone.
     """
-    with storage.locked(run.path):
-        learn_stage(run, run.supervised_dir, progress)
-        discover_stage(run, progress)
-        return evaluate_stage(run.path, run.config.setting)
+    learn_stage(run, progress)
+    discover_stage(run, progress)
+    return evaluate_stage(run.path, run.config.setting)
 
 
-def learn_stage(run: Run, directory: Path, progress: Progress | None = None) -> None:
-    """Do the supervised phase and save its model into `directory`, unless it is there."""
+def learn_stage(run: Run, progress: Progress | None = None) -> None:
+    """Do the supervised phase and save its model, unless the run has it."""
     config = run.config
     history: History = []
-    with run.checkpoints(SUPERVISED) as checkpoints:
-        if (directory / DESCRIPTION_FILE).exists():
+    with storage.locked(run.path), run.checkpoints(SUPERVISED) as checkpoints:
+        if (run.supervised_dir / DESCRIPTION_FILE).exists():
             return
         split = Setting.parse(config.setting).load()
+        check_pool(len(split.novel_images), config.discovery.num_novel)
         model = learn_known(
             split.known_images,
             split.known_labels,
@@ -188,7 +189,7 @@ def learn_stage(run: Run, directory: Path, progress: Progress | None = None) -> 
             history=history,
         )
         run.record(history)
-        model.save(directory)
+        model.save(run.supervised_dir)
 
 
 def discover_stage(run: Run, progress: Progress | None = None) -> None:
@@ -196,7 +197,7 @@ def discover_stage(run: Run, progress: Progress | None = None) -> None:
     config = run.config
     supervised = Model.load(run.supervised_dir)
     history: History = []
-    with run.checkpoints(DISCOVERY) as checkpoints:
+    with storage.locked(run.path), run.checkpoints(DISCOVERY) as checkpoints:
         if (run.path / DESCRIPTION_FILE).exists():
             return
         model = discover(
@@ -212,6 +213,23 @@ def discover_stage(run: Run, progress: Progress | None = None) -> None:
         model.save(run.path)
 
 
+def load_model(path: Path) -> Model:
+    """Return the model in a model directory, or the newest one of a run directory."""
+    supervised_dir = Run(path).supervised_dir
+    newest = path if (path / DESCRIPTION_FILE).exists() else supervised_dir
+    return Model.load(newest if (newest / DESCRIPTION_FILE).exists() else path)
+
+
+def load_supervised(path: Path) -> Model:
+    """Return a model before discovery: that of a run directory, or of a model directory."""
+    supervised_dir = Run(path).supervised_dir
+    found = supervised_dir if (supervised_dir / DESCRIPTION_FILE).exists() else path
+    model = Model.load(found)
+    if model.novel_head is not None:
+        raise InputError(f"{path} has discovered already; give the model of 'ncdwf learn'")
+    return model
+
+
 def evaluate_stage(path: Path, setting: str) -> Scores:
     """Score the model in `path` on the test pictures of `setting`.
 
@@ -221,7 +239,7 @@ def evaluate_stage(path: Path, setting: str) -> Scores:
     supervised_dir = Run(path).supervised_dir
     has_supervised = (supervised_dir / DESCRIPTION_FILE).exists()
     supervised = Model.load(supervised_dir) if has_supervised else None
-    model = Model.load(path)
+    model = load_model(path)
     scores, predictions = evaluate(model, split, supervised)
     if (path / CONFIG_FILE).exists():
         _write_results(Run(path), setting, scores, predictions)
