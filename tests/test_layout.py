@@ -16,7 +16,8 @@ NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 
 
 def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [text for name, text in blocks if name == language]
 
 
 def tree_paths() -> set[str]:
