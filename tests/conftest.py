@@ -56,7 +56,7 @@ def tiny_pictures(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     return (255 * pixels.clamp(0, 1)).to(torch.uint8), labels
 
 
-def read_tiny() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def read_tiny(data_dir: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *tiny_pictures(32, seed=1), *tiny_pictures(16, seed=2)
 
 

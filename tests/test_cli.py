@@ -179,7 +179,7 @@ def test_list_shows_every_setting_and_method(call: Call) -> None:
     for name in (*SETTINGS, *METHODS):
         assert name in answer.out
     assert "ready" in next(line for line in answer.out.splitlines() if "digits-5-5" in line)
-    assert "later" in next(line for line in answer.out.splitlines() if "cifar100-80-20" in line)
+    assert "no recipe" in next(li for li in answer.out.splitlines() if "cifar100-80-20" in li)
 
 
 def test_version(call: Call) -> None:
@@ -375,10 +375,10 @@ BAD = {
     "too many classes": Bad(["run", "digits-8-5"], ("8 + 5", "10")),
     "one known class": Bad(["run", "digits-1-5"], ("2 or more known",)),
     "no novel class": Bad(["learn", "digits-5-0"], ("1 or more novel",)),
-    "cifar": Bad(["run", "cifar100-80-20"], ("CIFAR-100", "later release")),
+    "cifar": Bad(["run", "cifar100-80-20"], ("cifar100", "later release")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),
     "setting by override": sets("setting=digit-5-5", "unknown setting"),
-    "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "later release"),
+    "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "--data"),
     "unknown method": Bad(["run", "tiny-4-2", "-m", "ncd"], ("'ncd'", "ncdwf")),
     "unknown method by override": sets("method.name=ncd", "'ncd'", "ncdwf"),
     "unknown key": sets("sed=1", "config.sed", "'seed'"),

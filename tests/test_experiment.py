@@ -287,7 +287,7 @@ def test_variant_tells_the_recommended_configuration_from_others(tiny: Config) -
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"setting": "cifar10-5-5"}, "later release"),
+        ({"setting": "cifar10-5-5"}, "needs a data directory"),
         ({"setting": "tiny-9-9"}, "asks for 9"),
         ({"backbone": "resnet"}, "unknown backbone 'resnet'; there are small"),
     ],

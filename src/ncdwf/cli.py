@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from ncdwf import __version__, storage
-from ncdwf.config import Config, override, recipe
+from ncdwf.config import RECIPES, Config, override, recipe
+from ncdwf.data.cifar import DATA_VARIABLE
 from ncdwf.data.folder import find_pictures, read_picture
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError, NcdwfError
@@ -59,6 +60,34 @@ ResumeDir = Annotated[
 ]
 
 
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data", envvar=DATA_VARIABLE, help="Where downloaded data sets lie unpacked."),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What the options of a command change in a recipe."""
+
+    method: str | None = None
+    seed: int | None = None
+    sets: tuple[str, ...] = ()
+    data_dir: Path | None = None
+
+    def apply(self, config: Config) -> Config:
+        """Return the changed configuration, complete, once it is clear that it can be run."""
+        if self.method is not None and self.method != config.method["name"]:
+            config = replace(config, method={"name": self.method})
+        if self.seed is not None:
+            config = replace(config, seed=self.seed)
+        config = experiment.complete(config)
+        for assignment in self.sets:
+            config = override(config, assignment)
+        experiment.check(config, self.data_dir)
+        return experiment.complete(config)
+
+
 class Format(StrEnum):
     """How `predict` writes its answers."""
 
@@ -76,6 +105,7 @@ def run(
     sets: Sets = None,
     config_file: ConfigFile = None,
     resume: ResumeDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Do both phases, score the model and print the table.
 
@@ -89,9 +119,10 @@ def run(
 
         ncdwf run --resume runs/digits-5-5-ncdwf-seed0
     """
-    work = _begin(setting, out_dir, resume, method=method, seed=seed, sets=sets, file=config_file)
+    changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    work = _begin(setting, out_dir, resume, config_file, changes)
     with _resumable(work), Bar() as bar:
-        scores = experiment.execute(work, bar)
+        scores = experiment.execute(work, bar, data_dir=data_dir)
     config = work.config
     _print_scores(scores, f"{config.method['name']} on {config.setting}, seed {config.seed}")
     out.print(f"Written to {work.path}", soft_wrap=True)
@@ -105,6 +136,7 @@ def learn(
     sets: Sets = None,
     config_file: ConfigFile = None,
     resume: ResumeDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Do the supervised phase alone: learn the known classes and save a model without pictures.
 
@@ -114,9 +146,10 @@ def learn(
 
         ncdwf learn --resume known
     """
-    work = _begin(setting, out_dir, resume, seed=seed, sets=sets, file=config_file)
+    changes = Changes(seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    work = _begin(setting, out_dir, resume, config_file, changes)
     with _resumable(work), Bar() as bar:
-        experiment.learn_stage(work, bar)
+        experiment.learn_stage(work, bar, data_dir=data_dir)
     out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
 
 
@@ -131,6 +164,7 @@ def discover(
     seed: Seed = None,
     sets: Sets = None,
     resume: ResumeDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Do the discovery phase alone, from a saved model and the unlabelled pool of a setting.
 
@@ -142,17 +176,18 @@ def discover(
 
         ncdwf discover --resume both
     """
+    changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
     if resume is not None:
-        work = _reopen(resume, model, out_dir, setting, method, seed, sets)
+        work = _reopen(resume, changes, model, out_dir, setting)
     elif model is None:
         raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
     else:
         supervised = experiment.load_supervised(model)
-        config = _configure(_recorded(model, setting), method=method, seed=seed, sets=sets)
+        config = changes.apply(_recorded(model, setting))
         work = Run.create(_directory(out_dir, config), config)
         supervised.save(work.supervised_dir)
     with _resumable(work), Bar() as bar:
-        experiment.discover_stage(work, bar)
+        experiment.discover_stage(work, bar, data_dir=data_dir)
     out.print(f"A model of known and novel classes is in {work.path}", soft_wrap=True)
 
 
@@ -162,6 +197,7 @@ def evaluate(
     setting: Annotated[
         str | None, typer.Option("--setting", help="Whose test pictures; that of MODEL's own run.")
     ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Score a model; in a run directory, write scores.json and predictions.npz as well.
 
@@ -170,7 +206,8 @@ def evaluate(
         ncdwf evaluate both
     """
     setting = setting or _recorded(model, None).setting
-    _print_scores(experiment.evaluate_stage(model, setting), f"{model} on {setting}")
+    scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
+    _print_scores(scores, f"{model} on {setting}")
 
 
 @app.command()
@@ -276,7 +313,8 @@ def list_all() -> None:
     settings = Table("setting", "known", "novel", "state", title="Settings", title_justify="left")
     for name in SETTINGS:
         setting = Setting.parse(name)
-        state = DATA_SETS[setting.data].missing or "ready"
+        state = "ready" if setting.data in RECIPES else "no recipe yet"
+        state = DATA_SETS[setting.data].missing or state
         known, novel = len(setting.known_classes), len(setting.novel_classes)
         settings.add_row(name, str(known), str(novel), state)
     methods = Table("method", "what it is", title="Methods", title_justify="left")
@@ -359,34 +397,27 @@ class _resumable:
 
 
 def _begin(
-    setting: str,
-    out_dir: Path | None,
-    resume: Path | None,
-    *,
-    method: str | None = None,
-    seed: int | None = None,
-    sets: list[str] | None = None,
-    file: Path | None = None,
+    setting: str, out_dir: Path | None, resume: Path | None, file: Path | None, changes: Changes
 ) -> Run:
     if resume is not None:
-        return _reopen(resume, out_dir, method, seed, sets, file)
-    start = experiment.read_config(file) if file else _recipe(setting)
-    config = _configure(start, method=method, seed=seed, sets=sets)
+        return _reopen(resume, changes, out_dir, file)
+    config = changes.apply(experiment.read_config(file) if file else _recipe(setting))
     return Run.create(_directory(out_dir, config), config)
 
 
-def _reopen(resume: Path, *others: object) -> Run:
-    if any(other is not None and other != [] for other in others):
+def _reopen(resume: Path, changes: Changes, *others: object) -> Run:
+    if any(other is not None for other in others) or changes != Changes(data_dir=changes.data_dir):
         raise InputError(
-            "--resume goes on with the run's own configuration; give nothing beside it"
+            "--resume goes on with the run's own configuration; give nothing beside it but --data"
         )
     return Run.open(resume)
 
 
 def _recipe(setting: str) -> Config:
-    parsed = Setting.parse(setting)
-    if DATA_SETS[parsed.data].read is None:
-        raise InputError(f"setting {setting!r} cannot be run: {DATA_SETS[parsed.data].missing}")
+    data = Setting.parse(setting).data
+    if data not in RECIPES:
+        reason = DATA_SETS[data].missing or f"a recipe for {data} comes with a later release"
+        raise InputError(f"setting {setting!r} cannot be run yet: {reason}")
     return recipe(setting)
 
 
@@ -399,20 +430,6 @@ def _recorded(model: Path, setting: str | None) -> Config:
     if not model.exists():
         raise InputError(f"{model} does not exist")
     raise InputError(f"{model} holds no {experiment.CONFIG_FILE}; name the setting with --setting")
-
-
-def _configure(
-    config: Config, *, method: str | None, seed: int | None, sets: list[str] | None
-) -> Config:
-    if method is not None and method != config.method["name"]:
-        config = replace(config, method={"name": method})
-    if seed is not None:
-        config = replace(config, seed=seed)
-    config = experiment.complete(config)
-    for assignment in sets or ():
-        config = override(config, assignment)
-    experiment.check(config)
-    return experiment.complete(config)
 
 
 def _directory(out_dir: Path | None, config: Config) -> Path:

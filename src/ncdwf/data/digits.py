@@ -1,5 +1,7 @@
 """scikit-learn's handwritten digits: 1,797 grey pictures of 8×8 pixels, no download."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -10,8 +12,11 @@ from ncdwf.data.images import TrainAndTest
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 
-def read_digits() -> TrainAndTest:
-    """Return training and test pictures with their labels: a fixed stratified 70/30 split."""
+def read_digits(data_dir: Path | None = None) -> TrainAndTest:
+    """Return training and test pictures with their labels: a fixed stratified 70/30 split.
+
+    They come with scikit-learn, so no data directory is looked at.
+    """
     digits = load_digits()
     pictures = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     train, test = train_test_split(

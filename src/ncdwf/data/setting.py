@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from ncdwf.config import SETTING_NAME
-from ncdwf.data import digits
+from ncdwf.data import cifar, digits
 from ncdwf.data.images import Images, Labels, TrainAndTest
 from ncdwf.errors import InputError
 from ncdwf.noise import generator
@@ -21,25 +22,26 @@ class DataSet:
     """A source of labelled pictures: how many classes it has and how it is read."""
 
     class_names: tuple[str, ...]
-    read: Callable[[], TrainAndTest] | None
+    read: Callable[[Path | None], TrainAndTest] | None
+    """Takes the data directory that the user named, if any."""
+    find: Callable[[Path | None], object] | None = None
+    """Raises if its files are not there; cheaper than reading them."""
     missing: str = ""
     """Why it cannot be read yet."""
 
 
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(f"class-{i}" for i in range(count))
-
-
-_NOT_YET = "reading {} comes with a later release; 'ncdwf list' shows what works today"
-
 DATA_SETS = {
     "digits": DataSet(class_names=digits.CLASS_NAMES, read=digits.read_digits),
-    "cifar10": DataSet(class_names=_numbered(10), read=None, missing=_NOT_YET.format("CIFAR-10")),
+    "cifar10": DataSet(
+        class_names=cifar.CIFAR10_NAMES, read=cifar.CIFAR10.read, find=cifar.CIFAR10.find
+    ),
     "cifar100": DataSet(
-        class_names=_numbered(100), read=None, missing=_NOT_YET.format("CIFAR-100")
+        class_names=cifar.CIFAR100_NAMES, read=cifar.CIFAR100.read, find=cifar.CIFAR100.find
     ),
     "imagenet": DataSet(
-        class_names=_numbered(1000), read=None, missing=_NOT_YET.format("ImageNet")
+        class_names=tuple(f"class-{number}" for number in range(1000)),
+        read=None,
+        missing="reading ImageNet comes with a later release",
     ),
 }
 
@@ -129,12 +131,24 @@ class Setting:
             is_proxy=is_proxy,
         )
 
-    def load(self) -> Split:
-        """Read the pictures and divide them."""
+    def check(self, data_dir: Path | None = None) -> None:
+        """Refuse a setting whose pictures are not there, without reading them."""
         data = DATA_SETS[self.data]
         if data.read is None:
             raise InputError(f"setting {self.name!r} cannot be loaded: {data.missing}")
-        train_images, train_labels, test_images, test_labels = data.read()
+        if data.find is not None:
+            data.find(data_dir)
+
+    def load(self, data_dir: Path | None = None) -> Split:
+        """Read the pictures and divide them.
+
+        Args:
+            data_dir: where downloaded data sets lie; by default what `NCDWF_DATA` names.
+        """
+        self.check(data_dir)
+        data = DATA_SETS[self.data]
+        assert data.read is not None
+        train_images, train_labels, test_images, test_labels = data.read(data_dir)
         if self.is_proxy:
             rest, held_out = held_out_indices(train_labels, PROXY_HOLDOUT, seed=0)
             test_images, test_labels = train_images[held_out], train_labels[held_out]

@@ -24,7 +24,7 @@ import torch
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import __version__, storage
 from ncdwf.config import Config, from_dict, recipe
-from ncdwf.data.setting import DATA_SETS, Setting
+from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import check_pool, discover, make_method
@@ -124,11 +124,9 @@ class Run:
             directory.parent.rmdir()
 
 
-def check(config: Config) -> None:
+def check(config: Config, data_dir: Path | None = None) -> None:
     """Refuse what would end the run only after something was written."""
-    data = DATA_SETS[Setting.parse(config.setting).data]
-    if data.read is None:
-        raise InputError(f"setting {config.setting!r} cannot be run: {data.missing}")
+    Setting.parse(config.setting).check(data_dir)
     check_backbone(config.backbone)
     choose_device(config.device)
 
@@ -160,24 +158,26 @@ def new_run_dir(parent: Path, config: Config) -> Path:
     raise InputError(f"{parent} holds too many runs named {stem}; delete some")
 
 
-def execute(run: Run, progress: Progress | None = None) -> Scores:
+def execute(run: Run, progress: Progress | None = None, *, data_dir: Path | None = None) -> Scores:
     """Do what is left of a run: both phases and the scores.
 
     The labelled tensors are dropped before discovery begins; discovery gets the pool alone.
     """
-    learn_stage(run, progress)
-    discover_stage(run, progress)
-    return evaluate_stage(run.path, run.config.setting)
+    learn_stage(run, progress, data_dir=data_dir)
+    discover_stage(run, progress, data_dir=data_dir)
+    return evaluate_stage(run.path, run.config.setting, data_dir=data_dir)
 
 
-def learn_stage(run: Run, progress: Progress | None = None) -> None:
+def learn_stage(
+    run: Run, progress: Progress | None = None, *, data_dir: Path | None = None
+) -> None:
     """Do the supervised phase and save its model, unless the run has it."""
     config = run.config
     history: History = []
     with storage.locked(run.path), run.checkpoints(SUPERVISED) as checkpoints:
         if (run.supervised_dir / DESCRIPTION_FILE).exists():
             return
-        split = Setting.parse(config.setting).load()
+        split = Setting.parse(config.setting).load(data_dir)
         check_pool(len(split.novel_images), config.discovery.num_novel)
         model = learn_known(
             split.known_images,
@@ -192,7 +192,9 @@ def learn_stage(run: Run, progress: Progress | None = None) -> None:
         model.save(run.supervised_dir)
 
 
-def discover_stage(run: Run, progress: Progress | None = None) -> None:
+def discover_stage(
+    run: Run, progress: Progress | None = None, *, data_dir: Path | None = None
+) -> None:
     """Do the discovery phase on the pool and save its model, unless the run has one."""
     config = run.config
     supervised = Model.load(run.supervised_dir)
@@ -202,7 +204,7 @@ def discover_stage(run: Run, progress: Progress | None = None) -> None:
             return
         model = discover(
             supervised,
-            Setting.parse(config.setting).load().novel_images,
+            Setting.parse(config.setting).load(data_dir).novel_images,
             make_method(config.method),
             config,
             checkpoints=checkpoints,
@@ -230,12 +232,12 @@ def load_supervised(path: Path) -> Model:
     return model
 
 
-def evaluate_stage(path: Path, setting: str) -> Scores:
+def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) -> Scores:
     """Score the model in `path` on the test pictures of `setting`.
 
     In a run directory the predictions and the score file are written beside the model.
     """
-    split = Setting.parse(setting).load()
+    split = Setting.parse(setting).load(data_dir)
     supervised_dir = Run(path).supervised_dir
     has_supervised = (supervised_dir / DESCRIPTION_FILE).exists()
     supervised = Model.load(supervised_dir) if has_supervised else None
