@@ -23,7 +23,8 @@ check: .venv/installed-dev
 	$(BIN)/lint-imports
 
 reproduce: .venv/installed
-	$(BIN)/ncdwf reproduce digits --docs docs/digits.md
+	$(BIN)/ncdwf reproduce digits-proxy
+	$(BIN)/ncdwf reproduce digits --docs docs/digits.md --docs README.md
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

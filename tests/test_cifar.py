@@ -146,7 +146,7 @@ def test_settings_read_the_files_and_know_the_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write(CIFAR10, tmp_path)
-    data = replace(DATA_SETS["cifar10"], read=archive.read, find=archive.find)
+    data = replace(DATA_SETS["cifar10"], read=archive.read)
     monkeypatch.setitem(DATA_SETS, "cifar10", data)
     split = Setting.parse("cifar10-3-2").load(tmp_path)
     assert split.known_names == ("airplane", "automobile", "bird")

@@ -125,7 +125,7 @@ def test_learn_and_discover_give_what_run_gives(call: Call, finished_run: Path) 
 
 def test_discover_takes_another_setting_seed_and_fields(call: Call, finished_run: Path) -> None:
     known = finished_run / "supervised"  # a bare model: it does not know its run
-    answer = call("discover", known, "--setting", "tiny-4-1", "-o", "one", "-s", "5", *SHORT)
+    answer = call("discover", known, "--setting", "tiny-4-1", "-o", "one", "-s", "5", *SHORT[1:])
     assert answer.code == 0
     config = Run.open(Path("one")).config
     assert (config.setting, config.seed, config.discovery.num_novel) == ("tiny-4-1", 5, 1)
@@ -440,6 +440,25 @@ BAD = {
     ),
     "discover without a model": Bad(["discover"], ("MODEL",)),
     "discover from nothing": Bad(["discover", "no"], ("no holds no model",)),
+    "too many novel classes": sets("discovery.num_novel=100000", "more than the pool's"),
+    "discover too many": Bad(
+        ["discover", "run", "--out", "new", "--set", "discovery.num_novel=100000"],
+        ("more than the pool's",),
+        copy_run,
+    ),
+    "discover with another supervised phase": Bad(
+        ["discover", "run", "--out", "new", "--set", "supervised.optim.epochs=77"],
+        ("that phase is over",),
+        copy_run,
+    ),
+    "a batch of one": sets("supervised.optim.batch_size=1", "2 or more"),
+    "a name that is too long": Bad(["run", "tiny-4-2", "--out", "x" * 300], ("cannot write",)),
+    "a setting beside a configuration": Bad(
+        ["run", "tiny-4-1", "--config", "run/config.json"], ("one of the two",), copy_run
+    ),
+    "a setting beside a resume": Bad(
+        ["run", "tiny-4-1", "--resume", "run"], ("nothing beside it",), copy_run
+    ),
     "discover again": Bad(["discover", "model"], ("discovered already",), copy_discovered),
     "discover in an unknown pool": Bad(
         ["discover", "model", "--setting", "tiny-9"], ("unknown setting",), copy_model

@@ -189,7 +189,7 @@ def test_progress_of_the_phase_runs_from_zero_towards_one() -> None:
     ],
 )
 def test_learning_rate_by_hand(epochs_done: float, rate: float) -> None:
-    optim = Optim(epochs=10, batch_size=1, lr=0.5, min_lr=0.1, warmup_epochs=2)
+    optim = Optim(epochs=10, batch_size=2, lr=0.5, min_lr=0.1, warmup_epochs=2)
     assert learning_rate(optim, epochs_done) == pytest.approx(rate, abs=1e-12)
 
 

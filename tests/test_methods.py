@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from conftest import SHORT_METHOD, TINY_METHOD, fingerprint, shorter
 from torch import Tensor
 
 import ncdwf.methods
-from ncdwf.config import Config, from_dict, to_json
+from ncdwf.config import Config, from_dict
 from ncdwf.data.augment import Views, augment
 from ncdwf.data.setting import Split
 from ncdwf.learning.discovery import METHODS, Method, discover, make_method
@@ -78,7 +78,7 @@ def test_docstring_names_the_paper(name: str) -> None:
 @every_method
 def test_fields_pass_through_json_unchanged(name: str) -> None:
     for method in (METHODS[name](), small(name)):
-        assert from_dict(METHODS[name], json.loads(to_json(method))) == method
+        assert from_dict(METHODS[name], json.loads(json.dumps(asdict(method)))) == method
         assert make_method({"name": name, **dataclasses.asdict(method)}) == method  # type: ignore[call-overload]
 
 

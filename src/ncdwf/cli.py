@@ -40,7 +40,8 @@ err = Console(stderr=True)
 PICTURES_AT_ONCE = 1024
 
 SettingName = Annotated[
-    str, typer.Argument(metavar="[SETTING]", help="Such as digits-5-5; `ncdwf list` shows them.")
+    str | None,
+    typer.Argument(metavar="[SETTING]", help="digits-5-5 by default; `ncdwf list` shows them."),
 ]
 ModelDir = Annotated[Path, typer.Argument(metavar="MODEL", help="A run or model directory.")]
 OutDir = Annotated[
@@ -98,7 +99,7 @@ class Format(StrEnum):
 
 @app.command()
 def run(
-    setting: SettingName = "digits-5-5",
+    setting: SettingName = None,
     out_dir: OutDir = None,
     method: MethodName = None,
     seed: Seed = None,
@@ -130,7 +131,7 @@ def run(
 
 @app.command()
 def learn(
-    setting: SettingName = "digits-5-5",
+    setting: SettingName = None,
     out_dir: OutDir = None,
     seed: Seed = None,
     sets: Sets = None,
@@ -182,10 +183,12 @@ def discover(
     elif model is None:
         raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
     else:
-        supervised = experiment.load_supervised(model)
-        config = changes.apply(_recorded(model, setting))
-        work = Run.create(_directory(out_dir, config), config)
-        supervised.save(work.supervised_dir)
+        start = experiment.load_supervised(model)
+        recorded = _recorded(model, setting)
+        config = changes.apply(recorded)
+        if (config.supervised, config.backbone) != (recorded.supervised, recorded.backbone):
+            raise InputError("discover cannot change supervised or backbone: that phase is over")
+        work = Run.create(_directory(out_dir, config), config, start)
     with _resumable(work), Bar() as bar:
         experiment.discover_stage(work, bar, data_dir=data_dir)
     out.print(f"A model of known and novel classes is in {work.path}", soft_wrap=True)
@@ -263,7 +266,8 @@ def inspect(model: ModelDir) -> None:
     out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
     out.print(f"{', '.join(loaded.class_names)}.", soft_wrap=True)
     out.print(
-        "No picture, no vector, label or file name of a single picture is stored. Weights and "
+        "No picture, no vector, label or file name of a single picture is stored. The discovery "
+        "phase receives the pool alone. Weights and "
         "class statistics can still tell, to a degree, whether a given picture was among the "
         "labelled ones; richer statistics (supervised.spread) tell more.",
         soft_wrap=True,
@@ -397,11 +401,18 @@ class _resumable:
 
 
 def _begin(
-    setting: str, out_dir: Path | None, resume: Path | None, file: Path | None, changes: Changes
+    setting: str | None,
+    out_dir: Path | None,
+    resume: Path | None,
+    file: Path | None,
+    changes: Changes,
 ) -> Run:
     if resume is not None:
-        return _reopen(resume, changes, out_dir, file)
-    config = changes.apply(experiment.read_config(file) if file else _recipe(setting))
+        return _reopen(resume, changes, setting, out_dir, file)
+    if file is not None and setting is not None:
+        raise InputError("--config names the setting already; give one of the two")
+    start = experiment.read_config(file) if file else _recipe(setting or "digits-5-5")
+    config = changes.apply(start)
     return Run.create(_directory(out_dir, config), config)
 
 
@@ -422,11 +433,19 @@ def _recipe(setting: str) -> Config:
 
 
 def _recorded(model: Path, setting: str | None) -> Config:
-    """Return the configuration of the run in `model`, or the recipe of `setting`."""
+    """Return the configuration of the run in `model`, turned to `setting` if one is named.
+
+    A model without its run gets the recipe of `setting`.
+    """
+    if (model / experiment.CONFIG_FILE).exists():
+        config = Run.open(model).config
+        if setting is None:
+            return config
+        num_novel = len(Setting.parse(setting).novel_classes)
+        discovery = replace(config.discovery, num_novel=num_novel)
+        return replace(config, setting=setting, discovery=discovery)
     if setting is not None:
         return _recipe(setting)
-    if (model / experiment.CONFIG_FILE).exists():
-        return Run.open(model).config
     if not model.exists():
         raise InputError(f"{model} does not exist")
     raise InputError(f"{model} holds no {experiment.CONFIG_FILE}; name the setting with --setting")

@@ -59,9 +59,9 @@ class Optim:
     weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"optim.{name}={value} should be 1 or more")
+        require(self.epochs >= 1, f"optim.epochs={self.epochs} should be 1 or more")
+        # Batch normalisation has no variance of one picture.
+        require(self.batch_size >= 2, f"optim.batch_size={self.batch_size} should be 2 or more")
         for name in ("lr", "min_lr", "warmup_epochs", "momentum", "weight_decay"):
             value = getattr(self, name)
             require(0 <= value < float("inf"), f"optim.{name}={value} should be 0 or more")
@@ -172,11 +172,6 @@ def recipe(setting: str) -> Config:
 
 
 T = TypeVar("T")
-
-
-def to_json(config: Any) -> str:
-    """Return a configuration (any dataclass) as indented JSON."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def from_dict(kind: type[T], values: Any, *, where: str = "config") -> T:

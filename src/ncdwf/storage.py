@@ -184,9 +184,6 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"{directory} is in use by another process") from error
-        for leftover in directory.rglob(".*.tmp"):  # of a process that was killed while writing
-            if leftover.is_file():
-                leftover.unlink()
         yield
 
 

@@ -24,20 +24,14 @@ class DataSet:
     class_names: tuple[str, ...]
     read: Callable[[Path | None], TrainAndTest] | None
     """Takes the data directory that the user named, if any."""
-    find: Callable[[Path | None], object] | None = None
-    """Raises if its files are not there; cheaper than reading them."""
     missing: str = ""
     """Why it cannot be read yet."""
 
 
 DATA_SETS = {
     "digits": DataSet(class_names=digits.CLASS_NAMES, read=digits.read_digits),
-    "cifar10": DataSet(
-        class_names=cifar.CIFAR10_NAMES, read=cifar.CIFAR10.read, find=cifar.CIFAR10.find
-    ),
-    "cifar100": DataSet(
-        class_names=cifar.CIFAR100_NAMES, read=cifar.CIFAR100.read, find=cifar.CIFAR100.find
-    ),
+    "cifar10": DataSet(class_names=cifar.CIFAR10_NAMES, read=cifar.CIFAR10.read),
+    "cifar100": DataSet(class_names=cifar.CIFAR100_NAMES, read=cifar.CIFAR100.read),
     "imagenet": DataSet(
         class_names=tuple(f"class-{number}" for number in range(1000)),
         read=None,
@@ -131,23 +125,15 @@ class Setting:
             is_proxy=is_proxy,
         )
 
-    def check(self, data_dir: Path | None = None) -> None:
-        """Refuse a setting whose pictures are not there, without reading them."""
-        data = DATA_SETS[self.data]
-        if data.read is None:
-            raise InputError(f"setting {self.name!r} cannot be loaded: {data.missing}")
-        if data.find is not None:
-            data.find(data_dir)
-
     def load(self, data_dir: Path | None = None) -> Split:
         """Read the pictures and divide them.
 
         Args:
             data_dir: where downloaded data sets lie; by default what `NCDWF_DATA` names.
         """
-        self.check(data_dir)
         data = DATA_SETS[self.data]
-        assert data.read is not None
+        if data.read is None:
+            raise InputError(f"setting {self.name!r} cannot be loaded: {data.missing}")
         train_images, train_labels, test_images, test_labels = data.read(data_dir)
         if self.is_proxy:
             rest, held_out = held_out_indices(train_labels, PROXY_HOLDOUT, seed=0)

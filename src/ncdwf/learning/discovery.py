@@ -164,6 +164,8 @@ def discover(
     images = model.check(images)
     settings, device = config.discovery, choose_device(config.device)
     check_pool(len(images), settings.num_novel)
+    if model.novel_head is not None:
+        raise InputError("this model has discovered already; give the one before discovery")
     model = copy.deepcopy(model).to(device)
     model, state = method.prepare(model, settings.num_novel, seed=config.seed)
     state = state.to(device)

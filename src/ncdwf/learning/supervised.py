@@ -57,6 +57,13 @@ def learn_known(
         raise InputError(f"{len(names)} class names do not match {num_known} known classes")
     settings, device = config.supervised, choose_device(config.device)
     training, held_out = held_out_indices(labels, settings.holdout, seed=config.seed)
+    if settings.statistics_from == "held-out":
+        scarce = int(torch.bincount(labels[held_out], minlength=num_known).min())
+        if scarce < 2:
+            raise InputError(
+                f"supervised.holdout={settings.holdout} leaves {scarce} held-out pictures of a "
+                "class; two or more of each are needed"
+            )
     train_images, train_labels = images[training].to(device), labels[training].to(device)
     model = _new_model(train_images, names, config)
 

@@ -33,7 +33,7 @@ class State(nn.Module):
         self,
         teacher: Teacher,
         memory: KnownMemory,
-        overclusters: MultiHead,
+        overclusters: MultiHead | None,
         regressor: VariationalRegressor,
     ) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Ncdwf(Method):
     num_hidden: int = 2048
     num_projected: int = 256
     overclustering: int = 3
-    """How many times more clusters the over-clustering heads have."""
+    """How many times more clusters the over-clustering heads have; 0: there are none."""
     softmax: Literal["separate", "joint"] = "separate"
     """Over the novel logits alone, or over known and novel ones together."""
     replay: Literal["pseudo-latents", "gaussian"] = "pseudo-latents"
@@ -85,13 +85,12 @@ class Ncdwf(Method):
             "num_heads",
             "num_hidden",
             "num_projected",
-            "overclustering",
             "latents_per_class",
             "inversion_iterations",
         ):
             value = getattr(self, name)
             require(value >= 1, f"config.method.{name}={value} should be 1 or more")
-        for name in ("weight_replay", "weight_distill", "weight_information"):
+        for name in ("overclustering", "weight_replay", "weight_distill", "weight_information"):
             value = getattr(self, name)
             require(value >= 0, f"config.method.{name}={value} should be 0 or more")
         for name in ("gamma", "rho", "min_variance", "replay_ratio"):
@@ -111,16 +110,18 @@ class Ncdwf(Method):
             num_projected=self.num_projected,
         )
         source = generator(seed, "ncdwf")
-        overclusters = build(
-            lambda: MultiHead(
-                model.backbone.num_features,
-                num_novel * self.overclustering,
-                num_heads=self.num_heads,
-                num_hidden=self.num_hidden,
-                num_projected=self.num_projected,
-            ),
-            source,
-        )
+        overclusters = None
+        if self.overclustering > 0:
+            overclusters = build(
+                lambda: MultiHead(
+                    model.backbone.num_features,
+                    num_novel * self.overclustering,
+                    num_heads=self.num_heads,
+                    num_hidden=self.num_hidden,
+                    num_projected=self.num_projected,
+                ),
+                source,
+            )
         regressor = build(
             lambda: VariationalRegressor(
                 num_novel,
@@ -173,15 +174,19 @@ class Ncdwf(Method):
         known = model.known_head(both).float() / temperature
         # The novel heads see the latents only where a joint softmax needs their answer to them.
         seen = both if self.softmax == "joint" else features
-        novel, over = model.novel_head(seen).float(), state.overclusters(seen).float()
+        novel = model.novel_head(seen).float()
+        clusterings = {"cluster": novel}
+        if state.overclusters is not None:
+            clusterings["overcluster"] = state.overclusters(seen).float()
 
         terms: Terms = {}
-        for name, logits in (("cluster", novel), ("overcluster", over)):
+        share = 1 / len(clusterings)
+        for name, logits in clusterings.items():
             cluster, replay = self._classify(
                 logits, known, labels, num_views=len(views.large), temperature=temperature
             )
-            terms[name] = 0.5 * cluster
-            terms["replay"] = terms.get("replay", 0) + 0.5 * self.weight_replay * replay
+            terms[name] = share * cluster
+            terms["replay"] = terms.get("replay", 0) + share * self.weight_replay * replay
         terms["distill"] = self.weight_distill * distillation(
             features, before, model.statistics.feature_norm
         )

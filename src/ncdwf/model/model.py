@@ -29,7 +29,7 @@ EVALUATION_BATCH = 1024
 
 DERIVED_FROM = {
     "backbone.normalise": "labelled pictures: each colour's mean, spread",
-    "backbone": "labelled pictures, then the pool: weights",
+    "backbone": "labelled pictures, then the pool: weights, norms",
     "known_head": "labelled pictures, then replay: weights",
     "novel_head": "the pool: weights",
     "best_head": "the pool: which head has the least loss",

@@ -79,7 +79,7 @@ class GaussianPrototypes(KnownMemory):
         else:
             # A covariance from few pictures has no Cholesky factor: lift its diagonal a little.
             diagonal = spread.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-            lifted = spread.double() + 1e-4 * diagonal * torch.eye(
+            lifted = spread.double() + (1e-4 * diagonal + 1e-12) * torch.eye(
                 spread.shape[-1], device=spread.device, dtype=torch.float64
             )
             factor = torch.linalg.cholesky(lifted).float()

@@ -16,6 +16,9 @@ from ncdwf.results.experiment import CONFIG_FILE, SCORES_FILE, Run, complete, ex
 Line = dict[str, Any]
 """One finished run."""
 
+IDENTITY = ("setting", "method", "variant", "seed")
+"""What tells one run from another."""
+
 NOT_KEPT = ("per_class", "confusion")
 """Parts of a score file that stay in the run directory."""
 
@@ -126,8 +129,11 @@ def read_lines(path: Path) -> list[Line]:
     """Return the finished runs in `path`; none if there is no such file."""
     if not path.exists():
         return []
-    texts = storage.read_bytes(path).splitlines()
-    return [storage.parse_json(text, path) for text in texts]
+    lines = [storage.parse_json(text, path) for text in storage.read_bytes(path).splitlines()]
+    for line in lines:
+        if not isinstance(line, dict) or not set(IDENTITY) <= set(line):
+            raise InputError(f"{path} holds a line that is not a finished run")
+    return lines
 
 
 def reproduce(
@@ -154,7 +160,7 @@ def find(lines: list[Line], grid: Grid, variant: str, seed: int) -> Line | None:
     method = recipe(grid.setting).method["name"]
     wanted = (grid.setting, method, variant, seed)
     for line in lines:
-        if tuple(line[key] for key in ("setting", "method", "variant", "seed")) == wanted:
+        if tuple(line[key] for key in IDENTITY) == wanted:
             return line
     return None
 

@@ -142,7 +142,7 @@ def evaluate(
         strict.append(figures.scores(known_right[~is_novel].mean(), strict_right[is_novel].mean()))
 
     after = None if supervised is None else _percent(_known_accuracy(supervised, split))
-    aware = _aware(known_answers, novel_answers, labels, pool_answers, pool_labels, split, head)
+    aware = _aware(known_answers, novel_answers, labels, pool_answers, pool_labels, split, model)
     own = np.where(novelty >= model.tau, strict_answers, known_answers)
     prediction = np.where(
         novelty >= model.tau, novel_answers[head] + split.num_known, known_answers
@@ -264,14 +264,14 @@ def _aware(
     pool_answers: Int64[ndarray, "head pool"],
     pool_labels: Int64[ndarray, " pool"],
     split: Split,
-    head: int,
+    model: Model,
 ) -> Aware:
+    head = int(model.best_head)
     is_novel = labels >= split.num_known
     novel_true = labels[is_novel] - split.num_known
-    num_clusters = max(split.num_novel, int(novel_answers.max()) + 1, int(pool_answers.max()) + 1)
 
     def accuracy(answers: Classes, true: Classes) -> float:
-        return clustering_accuracy(answers, true, num_clusters, split.num_novel)
+        return clustering_accuracy(answers, true, model.num_novel, split.num_novel)
 
     by_head = [accuracy(answers[is_novel], novel_true) for answers in novel_answers]
     known = float((known_answers == labels)[~is_novel].mean())

@@ -50,8 +50,15 @@ class Run:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> "Run":
-        """Begin a run in `path`, which must not hold one yet."""
+    def create(
+        cls, path: Path, config: Config, start: tuple[Model, History] | None = None
+    ) -> "Run":
+        """Begin a run in `path`, which must not hold one yet.
+
+        `start` is a supervised phase done elsewhere: its model and its history. The configuration
+        is written last: without it there is no run.
+        """
+        storage.make_directory(path)
         if (path / DESCRIPTION_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise InputError(f"{path} holds a model already; choose another directory")
         with storage.locked(path):
@@ -60,9 +67,13 @@ class Run:
                     f"{path} holds a run already; resume it with --resume or choose another "
                     "directory"
                 )
+            run = cls(path)
+            if start is not None:
+                start[0].save(run.supervised_dir)
+                run.record(start[1])
             storage.write_json(path / ENVIRONMENT_FILE, _environment(config))
             storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
-        return cls(path)
+        return run
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -94,10 +105,8 @@ class Run:
         path = self.path / HISTORY_FILE
         if not path.exists():
             return []
-        lines = storage.read_bytes(path).decode().splitlines()
-        return [
-            from_dict(Epoch, storage.parse_json(li.encode(), path), where=str(path)) for li in lines
-        ]
+        lines = storage.read_bytes(path).splitlines()
+        return [from_dict(Epoch, storage.parse_json(line, path), where=str(path)) for line in lines]
 
     def record(self, epochs: History) -> None:
         """Add the epochs of one phase to the history; they replace those of the same phase."""
@@ -126,7 +135,8 @@ class Run:
 
 def check(config: Config, data_dir: Path | None = None) -> None:
     """Refuse what would end the run only after something was written."""
-    Setting.parse(config.setting).check(data_dir)
+    pool = Setting.parse(config.setting).load(data_dir).novel_images
+    check_pool(len(pool), config.discovery.num_novel)
     check_backbone(config.backbone)
     choose_device(config.device)
 
@@ -178,7 +188,6 @@ def learn_stage(
         if (run.supervised_dir / DESCRIPTION_FILE).exists():
             return
         split = Setting.parse(config.setting).load(data_dir)
-        check_pool(len(split.novel_images), config.discovery.num_novel)
         model = learn_known(
             split.known_images,
             split.known_labels,
@@ -222,20 +231,22 @@ def load_model(path: Path) -> Model:
     return Model.load(newest if (newest / DESCRIPTION_FILE).exists() else path)
 
 
-def load_supervised(path: Path) -> Model:
-    """Return a model before discovery: that of a run directory, or of a model directory."""
-    supervised_dir = Run(path).supervised_dir
-    found = supervised_dir if (supervised_dir / DESCRIPTION_FILE).exists() else path
-    model = Model.load(found)
-    if model.novel_head is not None:
-        raise InputError(f"{path} has discovered already; give the model of 'ncdwf learn'")
-    return model
+def load_supervised(path: Path) -> tuple[Model, History]:
+    """Return a model before discovery and its history: of a run directory, or of a model alone."""
+    run = Run(path)
+    if not (run.supervised_dir / DESCRIPTION_FILE).exists():
+        model = Model.load(path)
+        if model.novel_head is not None:
+            raise InputError(f"{path} has discovered already; give the model of 'ncdwf learn'")
+        return model, []
+    history = [epoch for epoch in run.history() if epoch.phase == SUPERVISED]
+    return Model.load(run.supervised_dir), history
 
 
 def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) -> Scores:
     """Score the model in `path` on the test pictures of `setting`.
 
-    In a run directory the predictions and the score file are written beside the model.
+    In a run directory, and on its own setting, predictions and scores are written beside the model.
     """
     split = Setting.parse(setting).load(data_dir)
     supervised_dir = Run(path).supervised_dir
@@ -243,20 +254,21 @@ def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) ->
     supervised = Model.load(supervised_dir) if has_supervised else None
     model = load_model(path)
     scores, predictions = evaluate(model, split, supervised)
-    if (path / CONFIG_FILE).exists():
-        _write_results(Run(path), setting, scores, predictions)
+    if (path / CONFIG_FILE).exists() and Run(path).config.setting == setting:
+        _write_results(Run(path), scores, predictions)
     return scores
 
 
-def _write_results(run: Run, setting: str, scores: Scores, predictions: Predictions) -> None:
+def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
     arrays: Mapping[str, Any] = {
         item.name: getattr(predictions, item.name) for item in dataclasses.fields(predictions)
     }
     storage.write_arrays(run.path / PREDICTIONS_FILE, arrays)
-    config, environment = run.config, run.environment
+    config, environment, history = run.config, run.environment, run.history()
+    is_whole = any(epoch.phase == SUPERVISED for epoch in history)
     seconds, rates = [], []
     for phase in (SUPERVISED, DISCOVERY):
-        epochs = [epoch for epoch in run.history() if epoch.phase == phase]
+        epochs = [epoch for epoch in history if epoch.phase == phase]
         total = sum(epoch.seconds for epoch in epochs)
         images = sum(epoch.seconds * epoch.images_per_second for epoch in epochs)
         seconds.append(round(total, 2))
@@ -264,15 +276,19 @@ def _write_results(run: Run, setting: str, scores: Scores, predictions: Predicti
     storage.write_json(
         run.path / SCORES_FILE,
         {
-            "setting": setting,
+            "setting": config.setting,
             "method": config.method["name"],
-            "variant": variant(config),
+            # Nobody knows how a model that came without its run was trained.
+            "variant": variant(config) if is_whole else "custom",
             "seed": config.seed,
-            "epochs": [config.supervised.optim.epochs, config.discovery.optim.epochs],
+            "epochs": [
+                config.supervised.optim.epochs if is_whole else None,
+                config.discovery.optim.epochs,
+            ],
             **scores.to_dict(),
             "seconds": seconds,
             "images_per_second": rates,
-            **{key: environment[key] for key in ("device", "torch", "commit", "date")},
+            **{key: environment.get(key) for key in ("device", "torch", "commit", "date")},
         },
     )
 
