@@ -166,6 +166,13 @@ def test_bad_input_is_refused_with_the_offending_value(
         discover(known_model, images, method, config)
 
 
+def test_a_model_that_has_discovered_is_refused(
+    found_model: Model, split: Split, method: Method, config: Config
+) -> None:
+    with pytest.raises(InputError, match="discovered already"):
+        discover(found_model, split.novel_images, method, config)
+
+
 def entry(epoch: int, losses: list[float]) -> Epoch:
     terms: dict[str, float | list[float]] = {"cluster": losses, "distill": 0.0}
     return Epoch(

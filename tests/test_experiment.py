@@ -298,3 +298,33 @@ def test_what_cannot_run_is_refused_beforehand(
     experiment.check(tiny)
     with pytest.raises(InputError, match=words):
         experiment.check(replace(tiny, **change))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_scores_on_another_setting_leave_the_runs_own_alone(run_copy: Path) -> None:
+    before = files(run_copy)
+    scores = experiment.evaluate_stage(run_copy, "tiny-4-1")
+    assert scores.aware.novel <= 100
+    assert files(run_copy) == before
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_model_without_its_run_claims_nothing_about_its_training(
+    tmp_path: Path, finished_run: Path
+) -> None:
+    config = Run.open(finished_run).config
+    start = experiment.load_supervised(finished_run / "supervised")
+    run = Run.create(tmp_path / "new", config, start)
+    execute(run)
+    recorded = storage.read_json(run.path / "scores.json")
+    assert recorded["epochs"] == [None, config.discovery.optim.epochs]
+    assert (recorded["variant"], recorded["seconds"][0]) == ("custom", 0)
+
+
+def test_files_of_others_in_the_directory_stay(tmp_path: Path, tiny: Config) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    Run.create(tmp_path, tiny)
+    for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
+        assert (tmp_path / name).read_text() == "mine"

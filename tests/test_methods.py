@@ -189,6 +189,7 @@ SWITCHED: dict[str, tuple[Any, set[str]]] = {
     "softmax": ("joint", {"backbone", "known_head", "novel_head", "identifier"}),
     "replay": ("gaussian", {"known_head", "identifier"}),
     "information_from": ("current", {"backbone", "novel_head", "identifier"}),
+    "overclustering": (0, {"backbone", "novel_head", "identifier"}),
     # When the identifier is fitted must not change what discovery learns.
     "identifier": ("during", {"identifier"}),
 }
@@ -200,6 +201,7 @@ ON: dict[str, Any] = {
     "softmax": "separate",
     "replay": "pseudo-latents",
     "information_from": "frozen",
+    "overclustering": 3,
     "identifier": "after",
 }
 
@@ -252,7 +254,7 @@ def test_everything_off_is_still_a_method(known_model: Model, split: Split, conf
     off = {part: value for part, (value, _) in SWITCHED.items() if value == 0}
     model, history = short_discovery(known_model, split, config, {**ON, **off})
     assert model.predict(split.test_images).labels.max() <= 5
-    assert {"cluster", "overcluster"} <= set(history[0].terms)
+    assert {"cluster", "replay", "distill"} == set(history[0].terms)
 
 
 def test_the_frozen_target_of_information_does_not_move_and_the_current_one_has_no_gradient(

@@ -270,6 +270,12 @@ def test_settings_that_make_no_sense_are_refused(
         Supervised(optim=config.supervised.optim, **changes)
 
 
+def test_too_few_held_out_pictures_are_refused_before_training(split: Split, short: Config) -> None:
+    config = with_supervised(short, holdout=0.02, statistics_from="held-out")
+    with pytest.raises(InputError, match=r"holdout=0\.02 leaves 1 held-out pictures"):
+        learn_known(split.known_images, split.known_labels, config, progress=StopAfter(1))
+
+
 def test_colour_pictures_are_learnt_too(short: Config) -> None:
     images, labels = tiny_pictures(8, seed=3)
     model = learn_known(images.expand(-1, 3, -1, -1), labels, short)
