@@ -239,7 +239,7 @@ def test_each_part_can_be_switched_on_its_own(
     assert found == changes
     assert all(torch.isfinite(t).all() for t in model.state_dict().values())
     if value == 0:
-        term = part.removeprefix("weight_")
+        term = part.removeprefix("weight_").removesuffix("ing")
         assert mean_of(whole[1], term) > 0
         assert mean_of(history, term) == 0
 
