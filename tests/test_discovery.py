@@ -1,6 +1,7 @@
 """The discovery phase: what it finds, what it leaves alone, what it refuses, and own methods."""
 
-from dataclasses import dataclass, replace
+import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from conftest import Stop, StopAfter, fingerprint, shorter, timeless, unchanged_global_state
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ncdwf.config import Config, View
 from ncdwf.data.augment import Views
@@ -18,7 +18,6 @@ from ncdwf.errors import InputError
 from ncdwf.learning.discovery import (
     METHODS,
     Method,
-    Outcome,
     Teacher,
     best_head,
     discover,
@@ -26,43 +25,13 @@ from ncdwf.learning.discovery import (
     register,
 )
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
-from ncdwf.learning.losses import sinkhorn, swapped_prediction
-from ncdwf.model import Model, NovelHead
-from ncdwf.noise import Draw, Noise
+from ncdwf.model import Model
+from ncdwf.noise import Noise
 from ncdwf.results.evaluation import evaluate
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LwF(Method):
-    """Learning without Forgetting (Li & Hoiem, 2016), adapted to discovery without labels."""
-
-    weight_distill: float = 3.0
-
-    def prepare(self, model: Model, num_novel: int, *, seed: int) -> tuple[Model, nn.Module]:
-        shape = NovelHead(num_novel=num_novel, num_heads=3, num_hidden=32, num_projected=16)
-        return model.with_novel(shape, identifier=False, seed=seed), Teacher(model)
-
-    def noise(self, state: nn.Module, batch_size: int) -> dict[str, Draw]:
-        return {}
-
-    def loss(
-        self, model: Model, views: Views, state: nn.Module, progress: Tensor, noise: Noise
-    ) -> Terms:
-        assert model.novel_head is not None
-        teacher = cast(Teacher, state)
-        temperature = model.architecture.temperature
-        images = views.large.flatten(0, 1)
-        features = model.backbone(images)
-        logits = model.novel_head(features).unflatten(1, (len(views.large), -1))
-        before = teacher.known_logits(teacher.features(images)) / temperature
-        now = model.known_head(features) / temperature
-        return {
-            "cluster": swapped_prediction((logits / temperature).log_softmax(3), sinkhorn(logits)),
-            "distill": self.weight_distill * F.cross_entropy(now, before.softmax(1)),
-        }
-
-    def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
-        model.best_head.fill_(best_head(outcome.history))
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LwF = runpy.run_path(str(EXAMPLES / "own_method.py"))["LearningWithoutForgetting"]
+"""A method from outside the package: the one that the documents show."""
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +173,7 @@ def test_the_best_head_answers(
 def test_a_method_from_outside_the_package_works(
     known_model: Model, split: Split, config: Config
 ) -> None:
-    assert "LwF" not in {kind.__name__ for kind in METHODS.values()}
+    assert LwF.__name__ not in {kind.__name__ for kind in METHODS.values()}
     before = fingerprint(known_model)
     found = discover(known_model, split.novel_images, LwF(weight_distill=1.0), config)
     assert fingerprint(known_model) == before
