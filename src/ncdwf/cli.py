@@ -41,7 +41,7 @@ PICTURES_AT_ONCE = 1024
 
 SettingName = Annotated[
     str | None,
-    typer.Argument(metavar="[SETTING]", help="digits-5-5 by default; `ncdwf list` shows them."),
+    typer.Argument(metavar="SETTING", help="digits-5-5 by default; `ncdwf list` shows them."),
 ]
 ModelDir = Annotated[Path, typer.Argument(metavar="MODEL", help="A run or model directory.")]
 OutDir = Annotated[
