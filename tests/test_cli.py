@@ -451,6 +451,10 @@ BAD = {
         ("that phase is over",),
         copy_run,
     ),
+    "a hidden layer beyond measure": sets("method.num_hidden=1000000000", "from 1 to 65536"),
+    "a table for no document": Bad(
+        ["reproduce", "digits", "--docs", "no.md"], ("no.md is missing",)
+    ),
     "a batch of one": sets("supervised.optim.batch_size=1", "2 or more"),
     "a name that is too long": Bad(["run", "tiny-4-2", "--out", "x" * 300], ("cannot write",)),
     "a setting beside a configuration": Bad(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from ncdwf.errors import InputError
 from ncdwf.model.backbone import SmallNet
 from ncdwf.model.initialise import build, empty
 from ncdwf.noise import generator
@@ -86,3 +87,11 @@ def test_what_nobody_fills_is_found_out():
 def test_an_empty_module_has_storage_on_the_cpu():
     module = empty(small_net)
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"cpu"}
+
+
+def test_weights_beyond_the_memory_are_one_line():
+    def huge():
+        return nn.Linear(2**31, 2**24, bias=False)
+
+    with pytest.raises(InputError, match="144,115,188,075,855,872 bytes"):  # 2**55 * 4
+        empty(huge)

@@ -296,13 +296,13 @@ def reproduce(
     if name not in benchmark.GRIDS:
         raise InputError(f"unknown table {name!r}; there are {', '.join(benchmark.GRIDS)}")
     grid = benchmark.GRIDS[name]
+    texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
     with Bar() as bar:
         for line in benchmark.reproduce(grid, results, work_dir, progress=bar):
             err.print(f"{line['setting']} {line['variant']} seed {line['seed']}: done")
     lines = benchmark.read_lines(results)
     out.print(benchmark.markdown_table(grid, lines), soft_wrap=True, highlight=False)
-    for path in docs or ():
-        text = storage.read_bytes(path).decode()
+    for path, text in texts.items():
         storage.write_bytes(path, benchmark.fill(text, benchmark.blocks(lines)).encode())
 
 

@@ -25,6 +25,9 @@ from ncdwf.model.initialise import build
 from ncdwf.model.replay import GaussianPrototypes, KnownMemory, PseudoLatents, invert
 from ncdwf.noise import Draw, Noise, generator
 
+MOST = 2**16
+"""No size makes sense beyond this; a slip of the finger should not fill the memory."""
+
 
 class State(nn.Module):
     """What the method needs beside the model while discovery runs."""
@@ -89,7 +92,7 @@ class Ncdwf(Method):
             "inversion_iterations",
         ):
             value = getattr(self, name)
-            require(value >= 1, f"config.method.{name}={value} should be 1 or more")
+            require(1 <= value <= MOST, f"config.method.{name}={value} should be from 1 to {MOST}")
         for name in ("overclustering", "weight_replay", "weight_distill", "weight_information"):
             value = getattr(self, name)
             require(value >= 0, f"config.method.{name}={value} should be 0 or more")

@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import nn
 
+from ncdwf.errors import InputError
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -37,7 +39,12 @@ def empty(make: Callable[[], M]) -> M:
     """Return `make()` with uninitialised storage on the CPU."""
     with torch.device("meta"):
         module = make()
-    return module.to_empty(device="cpu")
+    tensors = (*module.parameters(), *module.buffers())
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    try:
+        return module.to_empty(device="cpu")
+    except RuntimeError as error:
+        raise InputError(f"{num_bytes:,} bytes of weights do not fit into the memory") from error
 
 
 def _fill(part: nn.Module, source: torch.Generator) -> None:
