@@ -6,6 +6,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before the command line is imported: its consoles take their width then.
 os.environ["COLUMNS"] = "200"
+# No test may reach the real network.
+os.environ["NCDWF_OFFLINE"] = "1"
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,13 +36,12 @@ torch.set_num_threads(1)
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
 TINY_METHOD = {
-    "num_heads": 2,
-    "num_hidden": 32,
-    "num_projected": 16,
+    "clustering": {"num_heads": 2, "num_hidden": 32, "num_projected": 16},
     "latents_per_class": 20,
     "inversion_iterations": 10,
     "identifier_optim": {"epochs": 60, "batch_size": 16, "lr": 0.1},
     "tau": 0.5,
+    "norms": "pool",
 }
 SHORT_METHOD = {**TINY_METHOD, "identifier_optim": {"epochs": 2, "batch_size": 16, "lr": 0.1}}
 
@@ -60,7 +61,7 @@ def read_tiny(data_dir: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Ten
     return *tiny_pictures(32, seed=1), *tiny_pictures(16, seed=2)
 
 
-def tiny_recipe(setting: str = "tiny-4-2", num_novel: int = 2) -> Config:
+def tiny_recipe(setting: str = "tiny-4-2", num_novel: int = 2, method: str = "ncdwf") -> Config:
     view = View(shift=1.0, rotation=5.0)
     return Config(
         setting=setting,
@@ -68,7 +69,7 @@ def tiny_recipe(setting: str = "tiny-4-2", num_novel: int = 2) -> Config:
         discovery=Discovery(
             num_novel=num_novel, optim=Optim(epochs=10, batch_size=32, lr=0.05), large=view
         ),
-        method={"name": "ncdwf", **TINY_METHOD},
+        method={"name": method, **(TINY_METHOD if method == "ncdwf" else {})},
         device="cpu",
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from ncdwf.data import cifar
 from ncdwf.data.cifar import CIFAR10, CIFAR100, DATA_VARIABLE, Archive, parse_pickle
+from ncdwf.data.download import OFFLINE_VARIABLE
 from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError
 
@@ -75,11 +76,32 @@ def test_the_directory_comes_from_the_argument_or_the_variable(
     archive = write(CIFAR10, tmp_path)
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     with pytest.raises(InputError, match="--data DIR or set NCDWF_DATA"):
-        archive.find(None)
+        archive.fetch(None)
+    monkeypatch.setenv(DATA_VARIABLE, "")  # not the directory one happens to be in
+    with pytest.raises(InputError, match="--data DIR or set NCDWF_DATA"):
+        archive.fetch(None)
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
-    assert archive.find(None) == tmp_path / "cifar-10-batches-py"
-    with pytest.raises(InputError, match="other holds no cifar-10-batches-py"):
-        archive.find(tmp_path / "other")
+    assert archive.fetch(None) == tmp_path / "cifar-10-batches-py"
+
+
+def test_offline_says_what_to_unpack_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OFFLINE_VARIABLE, "1")
+    directory = tmp_path / "other"
+    for step in (CIFAR10.fetch, CIFAR10.read):
+        with pytest.raises(InputError) as caught:
+            step(directory)
+        assert str(caught.value) == (
+            f"{directory} holds no cifar-10-batches-py; "
+            "unpack https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz there"
+        )
+    assert not directory.exists()
+
+
+def test_nothing_is_written_beside_files_that_are_there(tmp_path: Path) -> None:
+    write(CIFAR10, tmp_path).read(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [CIFAR10.folder]
 
 
 def test_a_file_that_is_not_the_official_one_is_named(tmp_path: Path) -> None:

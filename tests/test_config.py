@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import re
 from dataclasses import asdict
@@ -21,6 +22,9 @@ from ncdwf.config import (
 )
 from ncdwf.errors import InputError
 
+SHARES = ("resized", "jitter", "solarise", "equalise", "brightness", "contrast", "saturation")
+"""The fields of a view that go from 0 to 1."""
+
 
 def small_config() -> Config:
     return Config(
@@ -36,7 +40,23 @@ def sizes(low=0.0, high=1e6, **options):
 
 
 views = st.builds(
-    View, shift=sizes(), rotation=sizes(), scale=sizes(high=1, exclude_max=True), flip=st.booleans()
+    View,
+    shift=sizes(),
+    rotation=sizes(),
+    scale=sizes(high=1, exclude_max=True),
+    padding=st.integers(0, 99),
+    resized=sizes(high=1),
+    min_area=sizes(low=0.01, high=0.5),
+    max_area=sizes(low=0.5, high=1),
+    size=st.integers(0, 99),
+    flip=st.booleans(),
+    jitter=sizes(high=1),
+    brightness=sizes(high=1),
+    contrast=sizes(high=1),
+    saturation=sizes(high=1),
+    hue=sizes(high=0.5),
+    solarise=sizes(high=1),
+    equalise=sizes(high=1),
 )
 optims = st.builds(
     Optim,
@@ -62,7 +82,13 @@ configs = st.builds(
         spread=st.sampled_from(["shared-diagonal", "shared", "per-class"]),
     ),
     discovery=st.builds(
-        Discovery, num_novel=st.integers(1, 99), optim=optims, large=views, num_large=st.just(2)
+        Discovery,
+        num_novel=st.integers(1, 99),
+        optim=optims,
+        large=views,
+        num_large=st.just(2),
+        small=views,
+        num_small=st.integers(0, 9),
     ),
     method=st.dictionaries(st.text(), st.none() | st.integers() | st.text()).map(
         lambda fields: {**fields, "name": "ncdwf"}
@@ -143,9 +169,6 @@ def test_override_refuses_with_one_line(assignment, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: View(shift=-1.0), "view.shift=-1.0"),
-        (lambda: View(rotation=float("nan")), "view.rotation=nan"),
-        (lambda: View(scale=1.0), "view.scale=1.0"),
         (lambda: Optim(epochs=0, batch_size=2, lr=1.0), "optim.epochs=0"),
         (lambda: Optim(epochs=1, batch_size=0, lr=1.0), "optim.batch_size=0"),
         (lambda: Optim(epochs=1, batch_size=2, lr=-0.1), "optim.lr=-0.1"),
@@ -158,6 +181,7 @@ def test_override_refuses_with_one_line(assignment, message):
         (lambda: _supervised(statistics_views=0), "supervised.statistics_views=0"),
         (lambda: _discovery(num_novel=0), "discovery.num_novel=0"),
         (lambda: _discovery(num_large=1), "discovery.num_large=1"),
+        (lambda: _discovery(num_small=-1), "discovery.num_small=-1"),
         (lambda: dataclasses.replace(small_config(), method={}), "the key 'name'"),
         (lambda: dataclasses.replace(small_config(), method={"name": 3}), "the key 'name'"),
         (lambda: dataclasses.replace(small_config(), checkpoint_seconds=-1.0), "0 or more"),
@@ -166,6 +190,36 @@ def test_override_refuses_with_one_line(assignment, message):
 def test_values_out_of_range_are_refused(build, message):
     with pytest.raises(InputError, match=re.escape(message)):
         build()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shift", -1.0),
+        ("rotation", -0.1),
+        ("rotation", float("nan")),
+        ("scale", -0.1),
+        ("scale", 1.0),
+        ("padding", -1),
+        ("size", -1),
+        *itertools.product(SHARES, (-0.1, 1.1, float("nan"))),
+        ("hue", -0.1),
+        ("hue", 0.6),
+        ("min_area", 0.0),
+        ("min_area", 1.1),
+        ("max_area", 0.4),  # less than the default of min_area
+        ("max_area", 1.1),
+        ("max_area", float("nan")),
+    ],
+)
+def test_a_view_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(InputError, match=re.escape(f"view.{name}={value}")):
+        View(**{name: value})
+
+
+def test_a_view_may_reach_its_limits():
+    View(**dict.fromkeys(SHARES, 1.0), hue=0.5, min_area=1.0, max_area=1.0)
+    View(**dict.fromkeys(SHARES, 0.0), hue=0.0, min_area=1e-6, max_area=1e-6)
 
 
 def _supervised(**fields):
@@ -230,7 +284,9 @@ def test_unions_name_what_would_fit(values, message):
 
 
 def test_a_view_changes_nothing_unless_told_to():
-    assert View() == View(shift=0.0, rotation=0.0, scale=0.0, flip=False)
+    names = ("shift", "rotation", "scale", "resized", "jitter", "solarise", "equalise")
+    off = dict.fromkeys(names, 0.0)
+    assert View() == View(**off, padding=0, size=0, flip=False)
 
 
 def test_configs_cannot_be_changed():

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from ncdwf.config import Config, Supervised, View
-from ncdwf.data.augment import NUM_DRAWS, augment
+from ncdwf.data.augment import augment, num_draws
 from ncdwf.data.setting import Split, held_out_indices
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import Checkpoints, History
@@ -84,7 +84,11 @@ def test_statistics_come_from_where_they_should(split: Split, short: Config, sou
     if source == "augmented":
         draws = generator(config.seed, "statistics")
         views = [
-            augment(images, config.supervised.view, torch.rand(128, NUM_DRAWS, generator=draws))
+            augment(
+                images,
+                config.supervised.view,
+                torch.rand(128, num_draws(config.supervised.view), generator=draws),
+            )
             for _ in range(3)
         ]
         pictures, targets, per_class = torch.cat(views), labels.repeat(3), 32

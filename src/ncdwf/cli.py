@@ -21,7 +21,7 @@ from ncdwf.data.cifar import DATA_VARIABLE
 from ncdwf.data.folder import find_pictures, read_picture
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError, NcdwfError
-from ncdwf.learning.discovery import METHODS
+from ncdwf.learning.discovery import METHODS, check_method
 from ncdwf.model import Model
 from ncdwf.results import benchmark, experiment
 from ncdwf.results.evaluation import Routed, Scores
@@ -63,7 +63,9 @@ ResumeDir = Annotated[
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data", envvar=DATA_VARIABLE, help="Where downloaded data sets lie unpacked."),
+    typer.Option(
+        "--data", envvar=DATA_VARIABLE, help="Where data sets lie, and are downloaded to."
+    ),
 ]
 
 
@@ -79,12 +81,15 @@ class Changes:
     def apply(self, config: Config) -> Config:
         """Return the changed configuration, complete, once it is clear that it can be run."""
         if self.method is not None and self.method != config.method["name"]:
-            config = replace(config, method={"name": self.method})
+            check_method(self.method)
+            other = recipe(config.setting, self.method)
+            config = replace(config, method=other.method, discovery=other.discovery)
         if self.seed is not None:
             config = replace(config, seed=self.seed)
         config = experiment.complete(config)
         for assignment in self.sets:
             config = override(config, assignment)
+        _fetch(config.setting, self.data_dir)
         experiment.check(config, self.data_dir)
         return experiment.complete(config)
 
@@ -209,6 +214,7 @@ def evaluate(
         ncdwf evaluate both
     """
     setting = setting or _recorded(model, None).setting
+    _fetch(setting, data_dir)
     scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
     _print_scores(scores, f"{model} on {setting}")
 
@@ -348,7 +354,8 @@ def main() -> None:
 class Bar:
     """A progress bar with pictures a second and the time left; silent when nobody watches."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "images", size: int = 1) -> None:
+        self._unit, self._size = unit, size
         self._bars = Bars(
             TextColumn("{task.description:>10}"),
             BarColumn(),
@@ -379,10 +386,16 @@ class Bar:
         self._bars.advance(self._task, num_images)
         speed = self._bars.tasks[-1].speed
         if speed:
-            self._bars.update(self._task, rate=f"{speed:,.0f} images/s")
+            self._bars.update(self._task, rate=f"{speed / self._size:,.0f} {self._unit}/s")
 
     def stop(self) -> None:
         """End the task; its bar stays."""
+
+
+def _fetch(setting: str, data_dir: Path | None) -> None:
+    """Download what a setting needs, unless it is there."""
+    with Bar(unit="kB", size=1000) as bar:
+        Setting.parse(setting).fetch(data_dir, bar)
 
 
 class _resumable:

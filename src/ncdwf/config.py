@@ -19,6 +19,8 @@ SETTING_NAME = re.compile(
 )
 """`digits-5-5`, or `digits-5-5-proxy-2-3`: 2 + 3 of the 5 known classes, to choose settings on."""
 
+Engine = Literal["auto", "eager", "compiled", "captured"]
+
 
 def require(condition: bool, message: str) -> None:
     """Raise an `InputError` with `message` unless `condition` holds."""
@@ -36,14 +38,46 @@ class View:
     """Largest rotation in degrees, each direction."""
     scale: float = 0.0
     """Largest relative change of size: 0.1 draws from 0.9 to 1.1."""
+    padding: int = 0
+    """Crop at random from the picture with a black border this wide."""
+    resized: float = 0.0
+    """Share of pictures of which a part is cut out and resized instead of that crop."""
+    min_area: float = 0.5
+    max_area: float = 1.0
+    """How much of the picture such a part covers; its sides are up to 4:3."""
+    size: int = 0
+    """Side of the view in pixels; 0: that of the picture."""
     flip: bool = False
     """Mirror half of the pictures left to right."""
+    jitter: float = 0.0
+    """Share of pictures whose colours change by up to the next four."""
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1
+    """Of the whole colour circle; the others relative to no change."""
+    solarise: float = 0.0
+    """Share of pictures in which everything brighter than a random threshold is inverted."""
+    equalise: float = 0.0
+    """Share of pictures whose histograms are made flat."""
 
     def __post_init__(self) -> None:
-        for name in ("shift", "rotation", "scale"):
+        for name in ("shift", "rotation", "padding", "size"):
             value = getattr(self, name)
             require(value >= 0, f"view.{name}={value} should be 0 or more")
-        require(self.scale < 1, f"view.scale={self.scale} should be below 1")
+        require(0 <= self.scale < 1, f"view.scale={self.scale} should be from 0 to below 1")
+        for name in ("resized", "jitter", "solarise", "equalise"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"view.{name}={value} should be from 0 to 1")
+        for name in ("brightness", "contrast", "saturation"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"view.{name}={value} should be from 0 to 1")
+        require(0 <= self.hue <= 0.5, f"view.hue={self.hue} should be from 0 to 0.5")
+        require(
+            0 < self.min_area <= self.max_area <= 1,
+            f"view.min_area={self.min_area} and view.max_area={self.max_area} should satisfy "
+            "0 < min_area <= max_area <= 1",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +142,14 @@ class Discovery:
     optim: Optim
     large: View = View()
     num_large: int = 2
+    small: View = View()
+    num_small: int = 0
+    """Small views take part in the prediction; what they predict comes from the large ones."""
 
     def __post_init__(self) -> None:
         require(self.num_novel >= 1, f"discovery.num_novel={self.num_novel} should be 1 or more")
         require(self.num_large >= 2, f"discovery.num_large={self.num_large} should be 2 or more")
+        require(self.num_small >= 0, f"discovery.num_small={self.num_small} should be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +163,8 @@ class Config:
     backbone: str = "small"
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: Engine = "auto"
+    """How a training step is run: compiled and captured as a CUDA graph where there is a GPU."""
     checkpoint_seconds: float = 60.0
     """At most this much work is lost to a crash; 0 keeps a checkpoint of every step."""
 
@@ -135,8 +175,13 @@ class Config:
         require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
 
 
-def _digits(setting: str, num_novel: int) -> Config:
+def _digits(setting: str, num_novel: int, method: str) -> Config:
     view = View(shift=0.8, rotation=9.0, scale=0.2)
+    identifier = {"epochs": 60, "batch_size": 64, "lr": 0.1}
+    fields: dict[str, dict[str, Any]] = {
+        "ncdwf": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
+        "ncdwf-gauss": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
+    }
     supervised = Optim(epochs=20, batch_size=64, lr=0.02, warmup_epochs=1, weight_decay=1e-3)
     discovery = Optim(epochs=100, batch_size=64, lr=0.2, warmup_epochs=5, weight_decay=1e-3)
     return Config(
@@ -144,21 +189,54 @@ def _digits(setting: str, num_novel: int) -> Config:
         supervised=Supervised(optim=supervised, view=view),
         discovery=Discovery(num_novel=num_novel, optim=discovery, large=view),
         method={
-            "name": "ncdwf",
-            "num_heads": 3,
-            "num_hidden": 128,
-            "num_projected": 64,
-            "tau": "calibrated",
+            "name": method,
+            "clustering": {"num_heads": 3, "num_hidden": 128, "num_projected": 64},
+            **fields.get(method, {}),
         },
     )
 
 
-RECIPES = {"digits": _digits}
+def _cifar(setting: str, num_novel: int, method: str) -> Config:
+    """Follow UNO [1] in views, heads and schedules, but for the choices of docs/reproduction.md.
+
+    References:
+        [1]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
+    """
+    large = View(padding=4, resized=0.5, flip=True, jitter=0.6, solarise=0.1, equalise=0.1)
+    small = View(
+        size=18,
+        resized=1.0,
+        min_area=0.3,
+        max_area=0.8,
+        flip=True,
+        jitter=0.8,
+        solarise=0.2,
+        equalise=0.2,
+    )
+    return Config(
+        setting=setting,
+        backbone="resnet18",
+        supervised=Supervised(
+            optim=Optim(epochs=200, batch_size=512, lr=0.2, warmup_epochs=10),
+            view=View(padding=4, flip=True),
+        ),
+        discovery=Discovery(
+            num_novel=num_novel,
+            optim=Optim(epochs=200, batch_size=512, lr=0.4, warmup_epochs=10, weight_decay=1.5e-4),
+            large=large,
+            small=small,
+            num_small=2,
+        ),
+        method={"name": method},
+    )
+
+
+RECIPES = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar}
 """What is known to work, by the name of the data."""
 
 
-def recipe(setting: str) -> Config:
-    """Return the configuration that this project recommends for `setting`.
+def recipe(setting: str, method: str = "ncdwf") -> Config:
+    """Return the configuration that this project recommends for `setting` and `method`.
 
     >>> recipe("digits-5-5").discovery.num_novel
     5
@@ -168,7 +246,7 @@ def recipe(setting: str) -> Config:
         raise InputError(
             f"no recipe for setting {setting!r}; there are recipes for {', '.join(RECIPES)}"
         )
-    return RECIPES[match["data"]](setting, int(match["proxy_novel"] or match["novel"]))
+    return RECIPES[match["data"]](setting, int(match["proxy_novel"] or match["novel"]), method)
 
 
 T = TypeVar("T")

@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 from the official files, unpacked, in a data directory.
 
-The official files are pickles. Each is compared with its published md5 first; then an unpickler
-reads it that can build nothing but arrays, lists, dictionaries, numbers and strings.
+What is not there is downloaded. The official files are pickles. Each is compared with its published
+md5 first; then an unpickler reads it that can build nothing but arrays, lists, dictionaries,
+numbers and strings.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from ncdwf import storage
+from ncdwf.data import download
 from ncdwf.data.images import TrainAndTest
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, NcdwfError
 
 DATA_VARIABLE = "NCDWF_DATA"
 Batch = tuple[UInt8[ndarray, "image 3 32 32"], Int64[ndarray, " image"]]
@@ -50,27 +52,42 @@ class Archive:
     train: dict[str, str]
     test: dict[str, str]
     label_key: str
-    source: str
+    source: download.Source
 
-    def find(self, data_dir: Path | None) -> Path:
-        """Return the folder of the official files; `NCDWF_DATA` stands in for `data_dir`."""
-        if data_dir is None and DATA_VARIABLE not in os.environ:
-            raise InputError(
-                f"{self.title} needs a data directory: give --data DIR or set {DATA_VARIABLE}; "
-                f"{self.source} unpacked there is what it should hold"
-            )
-        parent = data_dir or Path(os.environ[DATA_VARIABLE])
-        folder = parent / self.folder
-        if not folder.is_dir():
-            raise InputError(f"{parent} holds no {self.folder}; unpack {self.source} there")
+    def fetch(self, data_dir: Path | None, progress: download.Progress | None = None) -> Path:
+        """Return the folder of the official files; download them if it is not there.
+
+        Args:
+            data_dir: where the folder belongs; by default what `NCDWF_DATA` names.
+            progress: hears of a download.
+        """
+        folder = self._folder(data_dir)
+        if folder.is_dir():
+            return folder
+        missing = f"{folder.parent} holds no {self.folder}; unpack {self.source.url} there"
+        if not download.is_allowed():
+            raise InputError(missing)
+        try:
+            download.download(self.source, folder, (*self.train, *self.test), progress)
+        except NcdwfError as error:
+            raise type(error)(f"{missing} ({error})") from error
         return folder
 
     def read(self, data_dir: Path | None) -> TrainAndTest:
         """Return 50,000 training and 10,000 test pictures of 32×32 pixels with their labels."""
-        folder = self.find(data_dir)
+        folder = self.fetch(data_dir)
         train = [self._batch(folder / name, md5) for name, md5 in self.train.items()]
         test = [self._batch(folder / name, md5) for name, md5 in self.test.items()]
         return *_join(train), *_join(test)
+
+    def _folder(self, data_dir: Path | None) -> Path:
+        parent = data_dir or os.environ.get(DATA_VARIABLE)
+        if not parent:
+            raise InputError(
+                f"{self.title} needs a data directory: give --data DIR or set {DATA_VARIABLE}; "
+                f"{self.source.url} unpacked there is what it should hold"
+            )
+        return Path(parent) / self.folder
 
     def _batch(self, path: Path, md5: str) -> Batch:
         data = storage.read_bytes(path)
@@ -97,7 +114,11 @@ CIFAR10 = Archive(
     },
     test={"test_batch": "40351d587109b95175f43aff81a1287e"},
     label_key="labels",
-    source="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    source=download.Source(
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        md5="c58f30108f718f92721af3b95e74349a",
+        num_bytes=170_498_071,
+    ),
 )
 CIFAR100 = Archive(
     title="CIFAR-100",
@@ -105,7 +126,11 @@ CIFAR100 = Archive(
     train={"train": "16019d7e3df5f24257cddd939b257f8d"},
     test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
     label_key="fine_labels",
-    source="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    source=download.Source(
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        num_bytes=169_001_437,
+    ),
 )
 
 

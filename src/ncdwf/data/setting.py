@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ncdwf.config import SETTING_NAME
 from ncdwf.data import cifar, digits
+from ncdwf.data.download import Progress
 from ncdwf.data.images import Images, Labels, TrainAndTest
 from ncdwf.errors import InputError
 from ncdwf.noise import generator
@@ -24,14 +25,20 @@ class DataSet:
     class_names: tuple[str, ...]
     read: Callable[[Path | None], TrainAndTest] | None
     """Takes the data directory that the user named, if any."""
+    fetch: Callable[[Path | None, Progress | None], Path] | None = None
+    """Downloads what `read` needs, unless it is there."""
     missing: str = ""
     """Why it cannot be read yet."""
 
 
 DATA_SETS = {
     "digits": DataSet(class_names=digits.CLASS_NAMES, read=digits.read_digits),
-    "cifar10": DataSet(class_names=cifar.CIFAR10_NAMES, read=cifar.CIFAR10.read),
-    "cifar100": DataSet(class_names=cifar.CIFAR100_NAMES, read=cifar.CIFAR100.read),
+    "cifar10": DataSet(
+        class_names=cifar.CIFAR10_NAMES, read=cifar.CIFAR10.read, fetch=cifar.CIFAR10.fetch
+    ),
+    "cifar100": DataSet(
+        class_names=cifar.CIFAR100_NAMES, read=cifar.CIFAR100.read, fetch=cifar.CIFAR100.fetch
+    ),
     "imagenet": DataSet(
         class_names=tuple(f"class-{number}" for number in range(1000)),
         read=None,
@@ -124,6 +131,12 @@ class Setting:
             novel_classes=tuple(range(num_known, num_known + num_novel)),
             is_proxy=is_proxy,
         )
+
+    def fetch(self, data_dir: Path | None = None, progress: Progress | None = None) -> None:
+        """Download what `load` needs, unless it is there; `load` does the same, but unheard."""
+        fetch = DATA_SETS[self.data].fetch
+        if fetch is not None:
+            fetch(data_dir, progress)
 
     def load(self, data_dir: Path | None = None) -> Split:
         """Read the pictures and divide them.

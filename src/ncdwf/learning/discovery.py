@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ncdwf.config import Config, from_dict
-from ncdwf.data.augment import NUM_DRAWS, Views, augment
+from ncdwf.config import Config, Engine, from_dict
+from ncdwf.data.augment import Views, augment_views, num_draws
 from ncdwf.data.images import Images
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import (
@@ -28,6 +28,7 @@ from ncdwf.learning.loop import (
     train,
 )
 from ncdwf.model import Model
+from ncdwf.model.backbone import apply
 from ncdwf.noise import Draw, Noise
 
 PHASE = "discovery"
@@ -40,7 +41,9 @@ class Outcome:
     images: Images
     """The pool."""
     history: History
+    """What each epoch left; `finish` adds the epochs of what it fits."""
     seed: int
+    engine: Engine
     progress: Progress | None
 
 
@@ -92,13 +95,18 @@ def register(name: str) -> Callable[[C], C]:
     return enter
 
 
+def check_method(name: str) -> str:
+    """Return `name` if there is such a method."""
+    if name not in METHODS:
+        raise InputError(f"unknown method {name!r}; there are {', '.join(sorted(METHODS))}")
+    return name
+
+
 def make_method(description: Mapping[str, Any]) -> Method:
     """Return the method that `{"name": …, field: value, …}` describes."""
     fields = dict(description)
     name = fields.pop("name")
-    if name not in METHODS:
-        raise InputError(f"unknown method {name!r}; there are {', '.join(sorted(METHODS))}")
-    return from_dict(METHODS[name], fields, where="config.method")
+    return from_dict(METHODS[check_method(name)], fields, where="config.method")
 
 
 class Teacher(nn.Module):
@@ -115,7 +123,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return the features that `images` had before discovery."""
-        return self.model.backbone(images)
+        return apply(self.model.backbone, images)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def known_logits(self, features: Tensor) -> Tensor:
@@ -171,31 +179,44 @@ def discover(
     state = state.to(device)
     images = images.to(device)
 
+    counts = {"large": settings.num_large, "small": settings.num_small}
+    sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
+
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
-        views = [augment(batch[0], settings.large, draws) for draws in noise["large"]]
-        return method.loss(model, Views(large=torch.stack(views)), state, progress, noise)
+        views = {name: augment_views(batch[0], view, noise[name]) for name, view in sizes.items()}
+        return method.loss(model, Views(**views), state, progress, noise)
 
     source = TensorSource(
         images, batch_size=settings.optim.batch_size, seed=config.seed, phase=PHASE
     )
-    shape = (settings.num_large, source.batch_size, NUM_DRAWS)
+    draws = {
+        name: Draw(
+            kind="uniform",
+            shape=(counts[name], source.batch_size, num_draws(view)),
+        )
+        for name, view in sizes.items()
+    }
     epochs = train(
         nn.ModuleDict({"model": model, "state": state}),
         loss,
         source,
         settings.optim,
-        noise={
-            "large": Draw(kind="uniform", shape=shape),
-            **method.noise(state, source.batch_size),
-        },
+        noise={**draws, **method.noise(state, source.batch_size)},
         seed=config.seed,
         phase=PHASE,
+        engine=config.engine,
         checkpoints=checkpoints,
         progress=progress,
     )
-    if history is not None:
-        history.extend(epochs)
     model.eval()
-    outcome = Outcome(images=images, history=epochs, seed=config.seed, progress=progress)
+    outcome = Outcome(
+        images=images,
+        history=epochs,
+        seed=config.seed,
+        engine=config.engine,
+        progress=progress,
+    )
     method.finish(model, state, outcome)
+    if history is not None:
+        history.extend(outcome.history)
     return model.eval()

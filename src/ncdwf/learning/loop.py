@@ -1,9 +1,9 @@
 """The one loop: the only place with a backward pass and an optimiser step.
 
 A step reads tensors only (batch, noise, learning rate, position) and never waits for the device:
-losses add up there and are read once an epoch. So the same step runs eagerly on a CPU and can be
-captured whole as a CUDA graph. What a step draws follows from seed, phase, epoch and step, so a
-checkpoint holds no random state.
+losses add up there and are read once an epoch. So the same step runs eagerly on a CPU and is
+compiled and captured whole, as one CUDA graph, on a GPU. What a step draws follows from seed,
+phase, epoch and step, so a checkpoint holds no random state.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ncdwf import storage
-from ncdwf.config import Optim
+from ncdwf.config import Engine, Optim
 from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.noise import Draw, Noise, draw, generator
 
@@ -171,6 +171,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def choose_engine(engine: Engine, device: torch.device) -> Engine:
+    """Return how steps are run on `device`."""
+    if engine == "captured" and device.type != "cuda":
+        raise InputError("config.engine='captured' needs a CUDA device; 'auto' fits every device")
+    if engine == "auto":
+        return "captured" if device.type == "cuda" else "eager"
+    return engine
+
+
 def learning_rate(optim: Optim, epochs_done: float) -> float:
     """Return the learning rate after `epochs_done`: a line up to `lr`, then a cosine down."""
     if epochs_done < optim.warmup_epochs:
@@ -189,6 +198,7 @@ def train(
     noise: Mapping[str, Draw],
     seed: int,
     phase: str,
+    engine: Engine = "auto",
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
 ) -> History:
@@ -202,11 +212,12 @@ def train(
         noise: what every step draws.
         seed: with `phase` and the position it decides every draw.
         phase: the name of this training in checkpoints, history and messages.
+        engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
         checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
         progress: hears of every step.
     """
     progress = progress or Quiet()
-    run = _Training(module, loss, source, optim, phase)
+    run = _Training(module, loss, source, optim, phase, choose_engine(engine, source.device))
     first_epoch, first_step = run.resume(checkpoints)
     per_epoch = source.num_steps * source.batch_size
     done = first_epoch * per_epoch + first_step * source.batch_size
@@ -227,20 +238,35 @@ def train(
     return run.history
 
 
+WARM_UP_STEPS = 3
+"""Steps before a capture: they compile, choose kernels and allocate."""
+
+
 class _Training:
     """The state of one training: module, optimiser, running sums, history."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss, source: BatchSource, optim: Optim, phase: str
+        self,
+        module: nn.Module,
+        loss: Loss,
+        source: BatchSource,
+        optim: Optim,
+        phase: str,
+        engine: Engine,
     ) -> None:
         self.module = module.train()
-        self.loss = loss
         self.source = source
         self.optim = optim
         self.phase = phase
         self.history: History = []
         self.device = source.device
+        self.is_captured = engine == "captured"
+        # Shapes never change within a phase; one compiled for any size would be slower.
+        self.loss = loss if engine == "eager" else torch.compile(loss, dynamic=False)
+        if self.device.type == "cuda":
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.inputs: _Inputs
         self.lr = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.SGD(
             self.parameters.values(),
@@ -249,6 +275,9 @@ class _Training:
             weight_decay=optim.weight_decay,
             fused=True,  # also skips the update where `found_inf` says so, without asking the host
         )
+        for parameter in self.parameters.values():
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.graph: torch.cuda.CUDAGraph | None = None
         self.sums: dict[str, Tensor] = {}
         self.first_bad = torch.full((), NEVER, device=self.device)
         self.found_inf = torch.zeros((), device=self.device)
@@ -268,18 +297,62 @@ class _Training:
         self.started = time.monotonic()
 
     def step(self, batch: Batch, noise: Noise, step: int) -> None:
-        """Do one step; nothing here waits for the device."""
-        self.lr.copy_(self.rates[step])
+        """Do one step; nothing here waits for the device, but for a capture the first time."""
+        inputs = _Inputs(batch, noise, self.rates[step], self.progress[step], self.numbers[step])
+        if self.is_captured and self.graph is None:
+            self._capture(inputs)
+        if self.graph is None:
+            self.inputs = inputs
+            self._advance()
+        else:
+            self.inputs.copy_(inputs)
+            self.graph.replay()
+
+    def _advance(self) -> None:
+        """Run the step on what `inputs` hold: all that a CUDA graph captures."""
+        inputs = self.inputs
+        self.lr.copy_(inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            terms = self.loss(batch, noise, self.progress[step])
+            terms = self.loss(inputs.batch, inputs.noise, inputs.progress)
         total = torch.stack([term.float().mean() for term in terms.values()]).sum()
         total.backward()
-        self._guard(terms, self.numbers[step])
+        self._guard(terms, inputs.number)
         self.optimizer.step()
         for name, term in terms.items():
             value = term.detach().float()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            if name in self.sums:
+                self.sums[name].add_(value)
+            else:
+                self.sums[name] = value.clone()
+
+    def _capture(self, inputs: "_Inputs") -> None:
+        """Record the step as one CUDA graph; weights, momentum and sums end as they began."""
+        self.inputs = inputs.clone()
+        had_sums = {name: total.clone() for name, total in self.sums.items()}
+        state = [*self.module.state_dict().values(), *self._momentum().values(), self.first_bad]
+        before = [tensor.clone() for tensor in state]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        # Shapes are fixed, so the fastest convolution is looked for once.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP_STEPS):
+                    self._advance()
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._advance()
+        for tensor, old in zip(state, before, strict=True):
+            tensor.copy_(old)
+        for name, total in self.sums.items():
+            total.copy_(had_sums.get(name, torch.zeros_like(total)))
+
+    def _momentum(self) -> dict[str, Tensor]:
+        return {
+            name: self.optimizer.state[parameter]["momentum_buffer"]
+            for name, parameter in self.parameters.items()
+        }
 
     def _guard(self, terms: Terms, number: Tensor) -> None:
         """Remember the first non-finite term on the device, and let no update happen from then."""
@@ -321,7 +394,8 @@ class _Training:
                 images_per_second=images / max(seconds, 1e-9),
             )
         )
-        self.sums = {}
+        for total in self.sums.values():
+            total.zero_()
         self.seconds_before = 0.0
 
     def keep(self, checkpoints: Checkpoints, epoch: int, step: int) -> None:
@@ -329,10 +403,7 @@ class _Training:
         self.check()
         seconds = 0.0 if step == 0 else self.seconds_before + time.monotonic() - self.started
         tensors = {f"module.{n}": t for n, t in self.module.state_dict().items()}
-        for name, parameter in self.parameters.items():
-            momentum = self.optimizer.state[parameter].get("momentum_buffer")
-            if momentum is not None:
-                tensors[f"momentum.{name}"] = momentum
+        tensors |= {f"momentum.{name}": momentum for name, momentum in self._momentum().items()}
         tensors |= {f"sum.{name}": total for name, total in self.sums.items()}
         history = [asdict(entry) for entry in self.history]
         rest = {"history": history, "terms": list(self.sums), "seconds": seconds}
@@ -349,9 +420,32 @@ class _Training:
             group, _, rest = name.partition(".")
             groups[group][rest] = tensor.to(self.device)
         self.module.load_state_dict(groups["module"], strict=True)
-        for name, momentum in groups["momentum"].items():
-            self.optimizer.state[self.parameters[name]]["momentum_buffer"] = momentum
+        for name, momentum in self._momentum().items():
+            momentum.copy_(groups["momentum"][name])
         self.sums = {name: groups["sum"][name] for name in position["terms"]}
         self.history = [Epoch(**entry) for entry in position["history"]]
         self.seconds_before = position["seconds"]
         return position["epoch"], position["step"]
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """The tensors that one step reads."""
+
+    batch: Batch
+    noise: Noise
+    lr: Tensor
+    progress: Tensor
+    number: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.batch, *self.noise.values(), self.lr, self.progress, self.number]
+
+    def clone(self) -> "_Inputs":
+        batch = tuple(tensor.clone() for tensor in self.batch)
+        noise = {name: tensor.clone() for name, tensor in self.noise.items()}
+        return _Inputs(batch, noise, self.lr.clone(), self.progress.clone(), self.number.clone())
+
+    def copy_(self, other: "_Inputs") -> None:
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs)

@@ -42,6 +42,30 @@ def swapped_prediction(
     return (pairs * others).sum((1, 2)) / (num_large * (num_views - 1))
 
 
+def self_labelling(
+    logits: Float[Tensor, "head view image cluster"],
+    *,
+    num_large: int,
+    temperature: float,
+    others: Float[Tensor, "view image other"] | None = None,
+) -> Float[Tensor, " head"]:
+    """Return the loss of each head on its own assignments of the first `num_large` views.
+
+    Args:
+        logits: cosines.
+        num_large: how many views assignments are taken from.
+        temperature: of the softmax.
+        others: scaled logits of further classes that share the softmax and that no picture
+            belongs to.
+    """
+    assignments = sinkhorn(logits[:, :num_large])
+    scaled = logits / temperature
+    total = scaled.logsumexp(3)
+    if others is not None:
+        total = torch.logaddexp(total, others.logsumexp(2))
+    return swapped_prediction(scaled - total[..., None], assignments)
+
+
 def distillation(
     features: Float[Tensor, "image feature"],
     target: Float[Tensor, "image feature"],

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncdwf.config import Config, View
-from ncdwf.data.augment import NUM_DRAWS, augment
+from ncdwf.data.augment import augment, augment_views, num_draws
 from ncdwf.data.images import Images, Labels, as_images, as_labels
 from ncdwf.data.setting import held_out_indices
 from ncdwf.errors import InputError
@@ -22,6 +22,7 @@ from ncdwf.learning.loop import (
     train,
 )
 from ncdwf.model import Architecture, Model
+from ncdwf.model.backbone import apply
 from ncdwf.model.statistics import Accumulator
 from ncdwf.noise import Draw, Noise, generator
 
@@ -69,8 +70,8 @@ def learn_known(
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
         pictures, targets = batch
-        views = [augment(pictures, settings.view, draws) for draws in noise["view"]]
-        logits = model.known_head(model.backbone(torch.cat(views)))
+        views = augment_views(pictures, settings.view, noise["view"])
+        logits = model.known_head(apply(model.backbone, views.flatten(0, 1)))
         return {
             "classify": F.cross_entropy(
                 logits.float() / settings.temperature, targets.repeat(len(views))
@@ -84,7 +85,7 @@ def learn_known(
         seed=config.seed,
         phase=PHASE,
     )
-    shape = (settings.num_views, source.batch_size, NUM_DRAWS)
+    shape = (settings.num_views, source.batch_size, num_draws(settings.view))
     epochs = train(
         model,
         loss,
@@ -93,6 +94,7 @@ def learn_known(
         noise={"view": Draw(kind="uniform", shape=shape)},
         seed=config.seed,
         phase=PHASE,
+        engine=config.engine,
         checkpoints=checkpoints,
         progress=progress,
     )
@@ -132,6 +134,8 @@ def _measure(model: Model, images: Images, labels: Labels, config: Config) -> No
     with torch.no_grad():
         for _ in range(num_views):
             for part, targets in zip(images.split(1024), labels.split(1024), strict=True):
-                draws = torch.rand(len(part), NUM_DRAWS, generator=source, device=source.device)
+                draws = torch.rand(
+                    len(part), num_draws(view), generator=source, device=source.device
+                )
                 sums.add(model.backbone(augment(part, view, draws)), targets)
     model.statistics = sums.result(num_views)

@@ -9,24 +9,17 @@ from torch.nn import functional as F
 
 from ncdwf.config import Optim, require
 from ncdwf.data.augment import Views
+from ncdwf.learning.clustering import MOST, Clustering, cluster, cluster_terms, encode
 from ncdwf.learning.discovery import Method, Outcome, Teacher, best_head, register
-from ncdwf.learning.identification import calibrate, fit_identifier
+from ncdwf.learning.identification import settle_identifier
 from ncdwf.learning.information import VariationalRegressor
 from ncdwf.learning.loop import Terms
-from ncdwf.learning.losses import (
-    balanced_binary_cross_entropy,
-    distillation,
-    sinkhorn,
-    swapped_prediction,
-)
-from ncdwf.model import Model, NovelHead
+from ncdwf.learning.losses import balanced_binary_cross_entropy, distillation
+from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
-from ncdwf.model.replay import GaussianPrototypes, KnownMemory, PseudoLatents, invert
+from ncdwf.model.replay import PseudoLatents, invert
 from ncdwf.noise import Draw, Noise, generator
-
-MOST = 2**16
-"""No size makes sense beyond this; a slip of the finger should not fill the memory."""
 
 
 class State(nn.Module):
@@ -35,7 +28,7 @@ class State(nn.Module):
     def __init__(
         self,
         teacher: Teacher,
-        memory: KnownMemory,
+        memory: PseudoLatents,
         overclusters: MultiHead | None,
         regressor: VariationalRegressor,
     ) -> None:
@@ -56,14 +49,11 @@ class Ncdwf(Method):
     0 switches a part off.
     """
 
-    num_heads: int = 4
-    num_hidden: int = 2048
-    num_projected: int = 256
-    overclustering: int = 3
-    """How many times more clusters the over-clustering heads have; 0: there are none."""
+    clustering: Clustering = Clustering()
     softmax: Literal["separate", "joint"] = "separate"
     """Over the novel logits alone, or over known and novel ones together."""
-    replay: Literal["pseudo-latents", "gaussian"] = "pseudo-latents"
+    norms: Literal["pool", "held"] = "held"
+    """Normalise the backbone's layers by the batch, or by the statistics of the labelled data."""
     replay_ratio: float = 0.25
     """Latents a step, relative to the batch."""
     weight_replay: float = 1.0
@@ -80,25 +70,26 @@ class Ncdwf(Method):
     min_variance: float = 1.0
     identifier: Literal["during", "after"] = "after"
     """Trained with every step of discovery, or fitted after it on evaluation-mode features."""
-    identifier_optim: Optim = Optim(epochs=60, batch_size=64, lr=0.1)
-    tau: float | Literal["calibrated"] = 0.99
+    identifier_optim: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
+    tau: float | Literal["calibrated"] = "calibrated"
+    """The threshold on P(novel), or the one that `novel_lost` leads to."""
+    novel_lost: float = 0.2
+    """Share of unseen pool pictures that the calibrated threshold gives up."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_heads",
-            "num_hidden",
-            "num_projected",
-            "latents_per_class",
-            "inversion_iterations",
-        ):
+        for name in ("latents_per_class", "inversion_iterations"):
             value = getattr(self, name)
             require(1 <= value <= MOST, f"config.method.{name}={value} should be from 1 to {MOST}")
-        for name in ("overclustering", "weight_replay", "weight_distill", "weight_information"):
+        for name in ("weight_replay", "weight_distill", "weight_information"):
             value = getattr(self, name)
             require(value >= 0, f"config.method.{name}={value} should be 0 or more")
         for name in ("gamma", "rho", "min_variance", "replay_ratio"):
             value = getattr(self, name)
             require(value > 0, f"config.method.{name}={value} should be above 0")
+        require(
+            0 < self.novel_lost < 1,
+            f"config.method.novel_lost={self.novel_lost} should be between 0 and 1",
+        )
         require(
             self.tau == "calibrated" or 0 < float(self.tau) < 1,
             f"config.method.tau={self.tau} should be between 0 and 1, or 'calibrated'",
@@ -106,41 +97,25 @@ class Ncdwf(Method):
 
     def prepare(self, model: Model, num_novel: int, *, seed: int) -> tuple[Model, nn.Module]:
         """Return the model with novel heads and identifier, and teacher, memory and regressor."""
-        shape = NovelHead(
-            num_novel=num_novel,
-            num_heads=self.num_heads,
-            num_hidden=self.num_hidden,
-            num_projected=self.num_projected,
-        )
         source = generator(seed, "ncdwf")
-        overclusters = None
-        if self.overclustering > 0:
-            overclusters = build(
-                lambda: MultiHead(
-                    model.backbone.num_features,
-                    num_novel * self.overclustering,
-                    num_heads=self.num_heads,
-                    num_hidden=self.num_hidden,
-                    num_projected=self.num_projected,
-                ),
-                source,
-            )
+        overclusters = self.clustering.overclusters(model, num_novel, source)
         regressor = build(
             lambda: VariationalRegressor(
                 num_novel,
                 model.num_known,
-                num_heads=self.num_heads,
+                num_heads=self.clustering.num_heads,
                 min_variance=self.min_variance,
             ),
             source,
         )
-        memory = self._memory(model, seed)
-        state = State(Teacher(model), memory, overclusters, regressor)
-        return model.with_novel(shape, identifier=True, seed=seed), state
+        state = State(Teacher(model), self._memory(model, seed), overclusters, regressor)
+        shape = self.clustering.novel_head(num_novel)
+        model = model.with_novel(shape, identifier=True, seed=seed)
+        model.hold_norms = self.norms == "held"
+        return model, state
 
-    def _memory(self, model: Model, seed: int) -> KnownMemory:
-        if self.replay == "gaussian":
-            return GaussianPrototypes(model.statistics)
+    def _memory(self, model: Model, seed: int) -> PseudoLatents:
+        """Return the latents of Algorithm 1: the inversion needs the frozen known head alone."""
         source = generator(seed, "inversion", device=model.device)
         labels = torch.arange(model.num_known, device=model.device)
         labels = labels.repeat_interleave(self.latents_per_class)
@@ -169,81 +144,58 @@ class Ncdwf(Method):
         assert model.novel_head is not None
         assert model.identifier is not None
         temperature = model.architecture.temperature
-        images = views.large.flatten(0, 1)
-        features = model.backbone(images)
-        before = state.teacher.features(images)
+        pool = encode(model, views).flatten(0, 1)
         latents, labels = state.memory.sample(noise)
-        both = torch.cat([features, latents])
-        known = model.known_head(both).float() / temperature
+        rows = torch.cat([pool, latents])
+        known = model.known_head(rows).float() / temperature
+        joint = self.softmax == "joint"
         # The novel heads see the latents only where a joint softmax needs their answer to them.
-        seen = both if self.softmax == "joint" else features
-        novel = model.novel_head(seen).float()
-        clusterings = {"cluster": novel}
-        if state.overclusters is not None:
-            clusterings["overcluster"] = state.overclusters(seen).float()
+        cosines = cluster(model, state.overclusters, rows if joint else pool)
+        on_pool = {name: values[:, : len(pool)] for name, values in cosines.items()}
+        terms = cluster_terms(
+            on_pool, views, temperature, others=known[: len(pool)] if joint else None
+        )
+        replays = [
+            _replay_loss(known[len(pool) :], values[:, len(pool) :] / temperature, labels)
+            for values in cosines.values()
+        ]
+        terms["replay"] = self.weight_replay * torch.stack(replays).mean()
 
-        terms: Terms = {}
-        share = 1 / len(clusterings)
-        for name, logits in clusterings.items():
-            cluster, replay = self._classify(
-                logits, known, labels, num_views=len(views.large), temperature=temperature
-            )
-            terms[name] = share * cluster
-            terms["replay"] = terms.get("replay", 0) + share * self.weight_replay * replay
+        before = state.teacher.features(views.large.flatten(0, 1))
+        large = pool[: len(before)]
         terms["distill"] = self.weight_distill * distillation(
-            features, before, model.statistics.feature_norm
+            large, before, model.statistics.feature_norm
         )
         if self.weight_information > 0:
             target = (
-                state.teacher.known_logits(before) / temperature
+                state.teacher.known_logits(before).float() / temperature
                 if self.information_from == "frozen"
-                else known[: len(features)].detach()
+                else known[: len(large)].detach()
             )
-            u = novel[:, : len(features)] / temperature
+            u = on_pool["cluster"][:, : len(large)] / temperature
             terms["information"] = self.weight_information * state.regressor(u, target)
         if self.identifier == "during":
             terms["identify"] = balanced_binary_cross_entropy(
-                model.identifier(latents), model.identifier(features.detach())
+                model.identifier(latents), model.identifier(large.detach())
             )
         return terms
 
-    def _classify(
-        self, logits: Tensor, known: Tensor, labels: Tensor, *, num_views: int, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return the self-labelling loss of each head and the loss on the replayed latents."""
-        num_pool = len(known) - len(labels)
-        scaled = logits / temperature
-        if self.softmax == "joint":
-            num_known = known.shape[1]
-            joint = torch.cat([known.expand(len(logits), -1, -1), scaled], dim=2).log_softmax(2)
-            log_probs = joint[:, :num_pool, num_known:]
-            replay = F.nll_loss(joint[:, num_pool:].transpose(1, 2), labels.expand(len(joint), -1))
-        else:
-            log_probs = scaled[:, :num_pool].log_softmax(2)
-            replay = F.cross_entropy(known[num_pool:], labels)
-        assignments = sinkhorn(logits[:, :num_pool].unflatten(1, (num_views, -1)))
-        return swapped_prediction(log_probs.unflatten(1, (num_views, -1)), assignments), replay
-
     def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
-        """Choose the best head, fit the identifier (unless it is trained) and set the threshold.
-
-        Every tenth picture of the pool is kept out of the fit and calibrates the threshold.
-        """
-        state = cast(State, state)
-        assert model.identifier is not None
+        """Choose the best head, fit the identifier (unless it is trained) and set its threshold."""
         model.best_head.fill_(best_head(outcome.history))
-        features = model.features(outcome.images)
-        position = torch.arange(len(features), device=features.device)
-        held_out = features[position % 10 == 0]
-        if self.identifier == "after":
-            fit_identifier(
-                model.identifier,
-                state.memory,
-                features[position % 10 != 0] if len(features) > 1 else features,
-                self.identifier_optim,
-                seed=outcome.seed,
-                progress=outcome.progress,
-            )
-        calibrated = calibrate(model.identifier, held_out)
-        model.identifier.calibrated_tau.fill_(calibrated)
-        model.identifier.tau.fill_(calibrated if self.tau == "calibrated" else float(self.tau))
+        settle_identifier(
+            model,
+            cast(State, state).memory,
+            outcome,
+            optim=self.identifier_optim if self.identifier == "after" else None,
+            tau=self.tau,
+            novel_lost=self.novel_lost,
+        )
+
+
+def _replay_loss(known: Tensor, novel: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of the latents; `novel` has no rows under a separate softmax."""
+    if novel.shape[1] == 0:
+        return F.cross_entropy(known, labels)
+    joint = torch.cat([known.expand(len(novel), -1, -1), novel], dim=2)
+    return F.cross_entropy(joint.transpose(1, 2), labels.expand(len(novel), -1))

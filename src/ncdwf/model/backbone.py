@@ -1,11 +1,12 @@
 """Backbones: pictures to features."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ncdwf.errors import InputError
 
@@ -13,6 +14,7 @@ Pictures = UInt8[Tensor, "image channel height width"] | Float[Tensor, "image ch
 Features = Float[Tensor, "image feature"]
 
 
+@runtime_checkable
 class Backbone(Protocol):
     """What a backbone is: a module with this call and this attribute."""
 
@@ -22,6 +24,16 @@ class Backbone(Protocol):
     def __call__(self, images: Pictures) -> Features:
         """Return one feature vector a picture."""
         ...
+
+
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+def apply(backbone: Backbone, images: Pictures) -> Features:
+    """Return `backbone(images)`, compiled apart from the caller where that is compiled.
+
+    A network takes longest to compile and is the same in every method and at every weight of a
+    loss; apart from them it is compiled once and then found in the cache.
+    """
+    return backbone(images)
 
 
 class Normalise(nn.Module):
@@ -81,15 +93,74 @@ class SmallNet(nn.Module):
         return self.layers(self.normalise(images))  # type: ignore[no-any-return]
 
 
-def _convolution(num_in: int, num_out: int) -> list[nn.Module]:
+def _convolution(num_in: int, num_out: int, stride: int = 1) -> list[nn.Module]:
     return [
-        nn.Conv2d(num_in, num_out, 3, padding=1, bias=False),
+        nn.Conv2d(num_in, num_out, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(num_out),
         nn.ReLU(inplace=True),
     ]
 
 
-BACKBONES: dict[str, Callable[[tuple[int, int, int]], nn.Module]] = {"small": SmallNet}
+class ResNet18(nn.Module):
+    """ResNet-18 [1]; the features are 512 channels, averaged over the picture.
+
+    Pictures of up to 64 pixels enter by a 3×3 convolution without pooling, larger ones by the
+    original stem.
+
+    References:
+        [1]: He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        self.num_features = 512
+        self.normalise = Normalise(channels)
+        if max(height, width) <= 64:
+            self.stem = nn.Sequential(*_convolution(channels, 64))
+        else:
+            self.stem = nn.Sequential(
+                nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+                nn.BatchNorm2d(64),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(3, stride=2, padding=1),
+            )
+        sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        blocks = [
+            block
+            for num_in, num_out, stride in sizes
+            for block in (_Residual(num_in, num_out, stride), _Residual(num_out, num_out, 1))
+        ]
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, images: Pictures) -> Features:
+        """Return `[image, 512]`; none is below 0."""
+        maps: Tensor = self.blocks(self.stem(self.normalise(images)))
+        return maps.mean((2, 3))
+
+
+class _Residual(nn.Module):
+    """Two convolutions, and a way around them."""
+
+    def __init__(self, num_in: int, num_out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(*_convolution(num_in, num_out, stride))
+        self.second = nn.Conv2d(num_out, num_out, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(num_out)
+        self.around: nn.Module = nn.Identity()
+        if stride > 1 or num_in != num_out:
+            self.around = nn.Sequential(
+                nn.Conv2d(num_in, num_out, 1, stride=stride, bias=False), nn.BatchNorm2d(num_out)
+            )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return F.relu(self.norm(self.second(self.first(maps))) + self.around(maps))
+
+
+BACKBONES: dict[str, Callable[[tuple[int, int, int]], nn.Module]] = {
+    "small": SmallNet,
+    "resnet18": ResNet18,
+}
 """Backbones by name; each takes the shape (channels, height, width) of a picture."""
 
 

@@ -134,10 +134,20 @@ class Model(nn.Module):
             self.novel_head = MultiHead(num_features, novel.pop("num_novel"), **novel)
         self.identifier = KnownClassIdentifier(num_features) if architecture.identifier else None
         self.register_buffer("best_head", torch.zeros((), dtype=torch.int64))
+        self.hold_norms = False
 
     def initialise(self, source: torch.Generator) -> None:
         """Start with the first head as the best; the parts fill themselves."""
         self.best_head.zero_()
+
+    def train(self, mode: bool = True) -> "Model":
+        """Switch to training mode; with `hold_norms` the backbone's norms keep what they know."""
+        super().train(mode)
+        if self.hold_norms:
+            for part in self.backbone.modules():  # type: ignore[attr-defined]
+                if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
+                    part.eval()
+        return self
 
     @classmethod
     def create(

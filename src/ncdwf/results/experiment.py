@@ -28,6 +28,7 @@ from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import check_pool, discover, make_method
+from ncdwf.learning.identification import PHASE as IDENTIFIER
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Progress, choose_device
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
@@ -253,7 +254,10 @@ def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) ->
     has_supervised = (supervised_dir / DESCRIPTION_FILE).exists()
     supervised = Model.load(supervised_dir) if has_supervised else None
     model = load_model(path)
-    scores, predictions = evaluate(model, split, supervised)
+    device = choose_device("auto")
+    scores, predictions = evaluate(
+        model.to(device), split, None if supervised is None else supervised.to(device)
+    )
     if (path / CONFIG_FILE).exists() and Run(path).config.setting == setting:
         _write_results(Run(path), scores, predictions)
     return scores
@@ -273,6 +277,7 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
         images = sum(epoch.seconds * epoch.images_per_second for epoch in epochs)
         seconds.append(round(total, 2))
         rates.append(round(images / total, 1) if total else 0.0)
+    seconds[1] += sum(epoch.seconds for epoch in history if epoch.phase == IDENTIFIER)
     storage.write_json(
         run.path / SCORES_FILE,
         {
@@ -295,21 +300,19 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
 
 def variant(config: Config) -> str:
     """Return `main` for the recommended configuration of a method, `custom` for any other."""
-    default = replace(recipe(config.setting), method={"name": config.method["name"]})
-    if recipe(config.setting).method["name"] == config.method["name"]:
-        default = recipe(config.setting)
+    default = recipe(config.setting, config.method["name"])
     return "main" if _essence(config) == _essence(default) else "custom"
 
 
 def _essence(config: Config) -> Config:
     """Return what decides the result beside the seed and the machine."""
-    return replace(complete(config), seed=0, device="auto", checkpoint_seconds=60.0)
+    return replace(complete(config), seed=0, device="auto", engine="auto", checkpoint_seconds=60.0)
 
 
 def _environment(config: Config) -> dict[str, Any]:
     device = choose_device(config.device)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    commit, dirty = _commit()
+    commit, dirty = source_commit()
     return {
         "ncdwf": __version__,
         "commit": commit,
@@ -323,7 +326,7 @@ def _environment(config: Config) -> dict[str, Any]:
     }
 
 
-def _commit() -> tuple[str | None, bool | None]:
+def source_commit() -> tuple[str | None, bool | None]:
     """Return the commit of this source tree and whether it has changes; `NCDWF_COMMIT` wins."""
     if "NCDWF_COMMIT" in os.environ:
         return os.environ["NCDWF_COMMIT"], None

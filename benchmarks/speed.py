@@ -1,0 +1,270 @@
+"""How fast the steps are, beside the bare network on the same card: one table, one run.
+
+    python benchmarks/speed.py --records benchmarks/RECORDS.md
+
+A ceiling is the network alone: forward, backward and SGD on data that is there already, in
+bfloat16, channels last, compiled, captured as a CUDA graph. Everything else goes through the same
+calls as a real run (`learn_known`, `discover`) on random pictures.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ncdwf.config import Config, override, recipe
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.loop import History, Quiet
+from ncdwf.learning.supervised import learn_known
+from ncdwf.model import Model
+from ncdwf.model.heads import MultiHead
+from ncdwf.model.initialise import build
+from ncdwf.noise import generator
+from ncdwf.results.experiment import complete, source_commit
+
+NUM_KNOWN = 80
+SECONDS = 1.5
+"""How long each figure is measured for."""
+
+
+def captured(work: Callable[[], None]) -> float:
+    """Return the seconds that one replay of `work`, captured as a CUDA graph, takes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for count in (5, 0):
+        if count == 0:  # as many as fill the time, by the first five
+            count = max(10, int(SECONDS * 5000 / start.elapsed_time(end)))
+        start.record()
+        for _ in range(count):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000 / count
+
+
+def bare_step(module: nn.Module, inputs: Tensor, *, train: bool = True) -> float:
+    """Return the seconds of forward, backward and SGD (or of a forward alone) of `module`."""
+    module = module.cuda().to(memory_format=torch.channels_last).train(train)
+    forward = torch.compile(module, dynamic=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, fused=True)
+
+    def work() -> None:
+        with torch.autocast("cuda", torch.bfloat16), torch.set_grad_enabled(train):
+            loss = forward(inputs).float().square().mean()
+        if train:
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+    return captured(work)
+
+
+def network(shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
+    """Return the backbone of the CIFAR recipes with fresh weights."""
+    from ncdwf.model.backbone import BACKBONES
+
+    return build(lambda: BACKBONES["resnet18"](shape), generator(0, "speed"))
+
+
+def pictures(count: int, side: int = 32) -> Tensor:
+    """Return random pictures in [0, 1] on the card."""
+    return torch.rand(count, 3, side, side, device="cuda").contiguous(
+        memory_format=torch.channels_last
+    )
+
+
+def settings(**changes: object) -> Config:
+    """Return the CIFAR-100-80-20 recipe, changed."""
+    config = complete(recipe("cifar100-80-20"))
+    for key, value in changes.items():
+        config = override(config, f"{key.replace('__', '.')}={value}")
+    return config
+
+
+def rate(history: History, phase: str) -> float:
+    """Return images a second over the epochs of `phase`, without the first, which compiles."""
+    epochs = [epoch for epoch in history if epoch.phase == phase][1:]
+    images = sum(epoch.images_per_second * epoch.seconds for epoch in epochs)
+    return images / sum(epoch.seconds for epoch in epochs)
+
+
+def supervised(batch_size: int, num_images: int = 40_960) -> tuple[float, Model]:
+    """Return images a second of the supervised phase, and its model."""
+    images = torch.randint(0, 256, (num_images, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.arange(num_images) % NUM_KNOWN
+    config = settings(supervised__optim__epochs=4, supervised__optim__batch_size=batch_size)
+    history: History = []
+    model = learn_known(images, labels, config, history=history)
+    return rate(history, "supervised"), model
+
+
+def discovery(model: Model, batch_size: int, num_novel: int, num_images: int = 20_480) -> float:
+    """Return unlabelled images a second of the discovery phase."""
+    images = torch.randint(0, 256, (num_images, 3, 32, 32), dtype=torch.uint8)
+    config = settings(
+        discovery__optim__epochs=4,
+        discovery__optim__batch_size=batch_size,
+        discovery__num_novel=num_novel,
+        method__identifier_optim__epochs=1,
+    )
+    history: History = []
+    discover(model, images, make_method(config.method), config, history=history)
+    return rate(history, "discovery")
+
+
+def bare_discovery(batch_size: int, num_novel: int) -> dict[str, float]:
+    """Return the seconds that the parts of a discovery step need bare."""
+    config = settings()
+    num_large, num_small = config.discovery.num_large, config.discovery.num_small
+    method = config.method
+    features = torch.rand((num_large + num_small) * batch_size, 512, device="cuda")
+
+    def heads(num_clusters: int) -> nn.Module:
+        sizes = {key: method[key] for key in ("num_heads", "num_hidden", "num_projected")}
+        return build(lambda: MultiHead(512, num_clusters, **sizes), generator(0, "heads"))
+
+    return {
+        "large views": bare_step(network(), pictures(num_large * batch_size)),
+        "small views": bare_step(network(), pictures(num_small * batch_size, side=18)),
+        "teacher": bare_step(network(), pictures(num_large * batch_size), train=False),
+        "heads": bare_step(heads(num_novel), features),
+        "over-clustering heads": bare_step(heads(num_novel * method["overclustering"]), features),
+    }
+
+
+def start_up() -> tuple[float, float]:
+    """Return the seconds until the first discovery step is done: cold, and with a warm cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        command = [sys.executable, __file__, "--first-step"]
+        times = [
+            float(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+            for _ in range(2)
+        ]
+    return times[0], times[1]
+
+
+class FirstStep(Quiet):
+    """Notes when the first step was done."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = time.monotonic()
+
+    def advance(self, num_images: int) -> None:
+        """Wait for the card, once."""
+        if self.seconds == 0.0:
+            torch.cuda.synchronize()
+            self.seconds = time.monotonic() - self._began
+
+
+def first_step() -> float:
+    """Return the seconds from a saved model to the end of the first discovery step."""
+    config = settings(discovery__optim__epochs=1, method__identifier_optim__epochs=1)
+    from ncdwf.model import Architecture
+
+    names = tuple(map(str, range(NUM_KNOWN)))
+    architecture = Architecture(
+        backbone="resnet18",
+        num_channels=3,
+        height=32,
+        width=32,
+        num_known=NUM_KNOWN,
+        temperature=0.1,
+        spread="shared-diagonal",
+    )
+    model = Model.create(architecture, names, seed=0)
+    model.statistics.feature_norm.fill_(1)
+    images = torch.randint(0, 256, (1024, 3, 32, 32), dtype=torch.uint8)
+    watch = FirstStep()
+    discover(model, images, make_method(config.method), config, progress=watch)
+    return watch.seconds
+
+
+def evaluation(model: Model) -> float:
+    """Return the seconds that 10,000 pictures take from the host's memory to their answers."""
+    images = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)
+    model.predict(images)
+    start = time.monotonic()
+    model.predict(images)
+    return time.monotonic() - start
+
+
+def table() -> list[str]:
+    """Measure everything and return the lines of a Markdown section."""
+    torch.cuda.reset_peak_memory_stats()
+    rows = ["| step | batch | images/s | of the ceiling |", "| --- | ---: | ---: | ---: |"]
+    model = None
+    for batch_size in (256, 512, 1024, 2048):
+        ceiling = batch_size / bare_step(network(), pictures(batch_size))
+        reached, model = supervised(batch_size)
+        rows.append(f"| network alone | {batch_size} | {ceiling:,.0f} | |")
+        rows.append(f"| supervised | {batch_size} | {reached:,.0f} | {reached / ceiling:.1%} |")
+    assert model is not None
+    parts = bare_discovery(512, 20)
+    ceiling = 512 / sum(parts.values())
+    listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in parts.items())
+    rows.append(f"| parts of discovery alone: {listed} | 512 | {ceiling:,.0f} | |")
+    for batch_size, num_novel in (
+        (512, 5),
+        (512, 20),
+        (512, 80),
+        (256, 20),
+        (1024, 20),
+        (2048, 20),
+    ):
+        reached = discovery(model, batch_size, num_novel)
+        share = f"{reached / ceiling:.1%}" if (batch_size, num_novel) == (512, 20) else ""
+        rows.append(f"| discovery, {num_novel} novel | {batch_size} | {reached:,.0f} | {share} |")
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    cold, warm = start_up()
+    rows += [
+        "",
+        f"First discovery step after {cold:.1f} s cold, {warm:.1f} s with a warm compile cache. "
+        f"10,000 pictures are named in {evaluation(model):.3f} s. "
+        f"Peak memory over all of it: {peak:.1f} GiB.",
+    ]
+    return rows
+
+
+def main() -> None:
+    """Print the table; with `--records` add it to that file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=Path, help="Markdown file to add the table to")
+    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "speed.py: this machine has no CUDA device\n")
+    if arguments.first_step:
+        print(first_step())
+        return
+    commit = (source_commit()[0] or "unknown")[:9]
+    title = (
+        f"## {datetime.now(UTC):%Y-%m-%d}, {torch.cuda.get_device_name()}, "
+        f"torch {torch.__version__}, commit `{commit}`"
+    )
+    text = "\n".join([title, "", *table(), ""])
+    print(text)
+    if arguments.records:
+        with arguments.records.open("a") as file:
+            file.write(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main()

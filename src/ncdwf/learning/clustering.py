@@ -1,0 +1,109 @@
+"""What methods that cluster the pool share: the sizes of their heads, features, and the loss."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ncdwf.config import require
+from ncdwf.data.augment import Views
+from ncdwf.learning.loop import Terms
+from ncdwf.learning.losses import self_labelling
+from ncdwf.model import Model, NovelHead
+from ncdwf.model.backbone import apply
+from ncdwf.model.heads import MultiHead
+from ncdwf.model.initialise import build
+
+MOST = 2**16
+"""No size makes sense beyond this; a slip of the finger should not fill the memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clustering:
+    """Several heads that cluster the pool, and as many that cluster it more finely."""
+
+    num_heads: int = 4
+    num_hidden: int = 2048
+    num_projected: int = 256
+    overclustering: int = 3
+    """How many times more clusters the over-clustering heads have; 0: there are none."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_hidden", "num_projected"):
+            value = getattr(self, name)
+            require(1 <= value <= MOST, f"clustering.{name}={value} should be from 1 to {MOST}")
+        value = self.overclustering
+        require(0 <= value <= MOST, f"clustering.overclustering={value} should be from 0 to {MOST}")
+
+    def novel_head(self, num_novel: int) -> NovelHead:
+        """Return the shape of the heads that become part of the model."""
+        return NovelHead(
+            num_novel=num_novel,
+            num_heads=self.num_heads,
+            num_hidden=self.num_hidden,
+            num_projected=self.num_projected,
+        )
+
+    def overclusters(
+        self, model: Model, num_novel: int, source: torch.Generator
+    ) -> MultiHead | None:
+        """Return the over-clustering heads, if there are any."""
+        if self.overclustering == 0:
+            return None
+        return build(
+            lambda: MultiHead(
+                model.backbone.num_features,
+                num_novel * self.overclustering,
+                num_heads=self.num_heads,
+                num_hidden=self.num_hidden,
+                num_projected=self.num_projected,
+            ),
+            source,
+        )
+
+
+def encode(model: Model, views: Views) -> Float[Tensor, "view image feature"]:
+    """Return the features of all views, the large ones first."""
+    groups = [
+        apply(model.backbone, group.flatten(0, 1)).unflatten(0, group.shape[:2])
+        for group in views.groups
+    ]
+    return torch.cat(groups)
+
+
+def cluster(
+    model: Model, overclusters: MultiHead | None, features: Float[Tensor, "row feature"]
+) -> dict[str, Float[Tensor, "head row clusters"]]:
+    """Return the cosines of the novel heads and of the over-clustering ones, by their term."""
+    heads = {"cluster": model.novel_head, "overcluster": overclusters}
+    return {name: head(features).float() for name, head in heads.items() if head is not None}
+
+
+def cluster_terms(
+    cosines: dict[str, Float[Tensor, "head row clusters"]],
+    views: Views,
+    temperature: float,
+    *,
+    others: Float[Tensor, "row other"] | None = None,
+) -> Terms:
+    """Return the self-labelling loss of each head; both kinds of heads weigh the same.
+
+    Args:
+        cosines: of all views, in the order of `encode`.
+        views: what they belong to.
+        temperature: of the softmax.
+        others: scaled logits of further classes that share the softmax and that no picture
+            belongs to.
+    """
+    shape = (sum(map(len, views.groups)), views.large.shape[1])
+    return {
+        name: self_labelling(
+            values.unflatten(1, shape),
+            num_large=len(views.large),
+            temperature=temperature,
+            others=None if others is None else others.unflatten(0, shape),
+        )
+        / len(cosines)
+        for name, values in cosines.items()
+    }
