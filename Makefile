@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Two workers share two cores; the shapes in the annotations are checked while the tests run.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --jaxtyping-packages=ncdwf,beartype.beartype
 
-.PHONY: run test fast check reproduce clean
+.PHONY: run test fast check reproduce bench clean
 
 run: .venv/installed
 	$(BIN)/ncdwf run digits-5-5
@@ -25,6 +25,9 @@ check: .venv/installed-dev
 reproduce: .venv/installed
 	$(BIN)/ncdwf reproduce digits-proxy
 	$(BIN)/ncdwf reproduce digits --docs docs/digits.md --docs README.md
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/speed.py --records benchmarks/RECORDS.md
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,7 +11,7 @@ os.environ["NCDWF_OFFLINE"] = "1"
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import ncdwf.data.setting
 from ncdwf import storage
 from ncdwf.config import Config, Discovery, Optim, Supervised, View, override
 from ncdwf.data.setting import DataSet, Setting, Split
-from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.discovery import METHODS, discover, make_method
 from ncdwf.learning.loop import History, Quiet
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
@@ -61,6 +61,12 @@ def read_tiny(data_dir: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Ten
     return *tiny_pictures(32, seed=1), *tiny_pictures(16, seed=2)
 
 
+def fields_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `values` that a method has a field for."""
+    names = {item.name for item in fields(METHODS[method])}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if name in names}
+
+
 def tiny_recipe(setting: str = "tiny-4-2", num_novel: int = 2, method: str = "ncdwf") -> Config:
     view = View(shift=1.0, rotation=5.0)
     return Config(
@@ -69,7 +75,7 @@ def tiny_recipe(setting: str = "tiny-4-2", num_novel: int = 2, method: str = "nc
         discovery=Discovery(
             num_novel=num_novel, optim=Optim(epochs=10, batch_size=32, lr=0.05), large=view
         ),
-        method={"name": method, **(TINY_METHOD if method == "ncdwf" else {})},
+        method={"name": method, **fields_of(method, TINY_METHOD)},
         device="cpu",
     )
 

@@ -1,21 +1,21 @@
-"""A grid runs what is missing, adds a line a run, and its tables hold the figures of the lines."""
+"""A grid runs what is missing, shares supervised phases, and adds a line a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ncdwf.errors import InputError
-from ncdwf.results import benchmark
-from ncdwf.results.benchmark import Grid, Variant, find, markdown_table, read_lines, reproduce
+from ncdwf.results import benchmark, observations
+from ncdwf.results.benchmark import Bench, find, read_lines
+from ncdwf.results.experiment import Run
+from ncdwf.results.grids import Cell, Grid, Variant
 
+BARE = Variant(name="bare", title="none", sets=("method.weight_distill=0",))
 GRID = Grid(
-    setting="tiny-4-2",
-    seeds=(0, 1),
-    variants=(
-        Variant(name="main", title="all"),
-        Variant(name="bare", title="none", sets=("method.weight_distill=0",)),
-    ),
+    settings=("tiny-4-2",), seeds=(0, 1), variants=(Variant(name="main", title="all"), BARE)
 )
 
 
@@ -29,70 +29,79 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ncdwf.config.RECIPES, "tiny", lambda *names: shorter(tiny_recipe(*names)))
 
 
-def line(variant: str, seed: int, novel: float) -> benchmark.Line:
-    routed = {"known": 90.0, "novel": novel, "all": (90 + novel) / 2, "tau": 0.5}
-    return {
-        "setting": "tiny-4-2",
-        "method": "ncdwf",
-        "variant": variant,
-        "seed": seed,
-        "after_supervised": {"known": 99.0},
-        "aware": {"known": 98.0, "novel": novel, "all": novel, "novel_pool": novel},
-        "agnostic": [routed],
-        "strict": [routed],
-        "default_rule": 0,
-        "auroc": 0.5,
-        "forgetting": 1.0,
-        "kmeans": {"pixels": 10.0, "features": 20.0},
-        "seconds": [1.0, 2.0],
-        "commit": None,
-    }
+@pytest.fixture
+def bench(tmp_path: Path, quick: None) -> Bench:
+    return Bench(results=tmp_path / "results" / "runs.jsonl", work_dir=tmp_path / "work")
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_grid_runs_what_is_missing_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, work = tmp_path / "results" / "runs.jsonl", tmp_path / "work"
-    wanted = [(v, s) for s in (0, 1) for v in ("main", "bare")]
-    first = list(reproduce(GRID, results, work))
+    wanted = [(variant, seed) for seed in (0, 1) for variant in ("main", "bare")]
+    first = list(bench.reproduce(GRID.cells()))
     assert [(entry["variant"], entry["seed"]) for entry in first] == wanted
-    assert read_lines(results) == first
+    assert read_lines(bench.results) == first
     assert "confusion" not in first[0]
     assert first[0]["aware"] != first[1]["aware"] or first[0]["auroc"] != first[1]["auroc"]
 
     kept = [json.dumps(entry) for entry in first if entry["seed"] == 0]
-    results.write_text("\n".join(kept) + "\n")
-    executed = []
+    bench.results.write_text("\n".join(kept) + "\n")
+    executed: list[str] = []
     whole = benchmark.execute
-    monkeypatch.setattr(
-        benchmark, "execute", lambda run, progress: executed.append(run.path) or whole(run)
-    )
-    again = list(reproduce(GRID, results, work))
+
+    def counting(run: Run, *arguments: Any, **options: Any) -> Any:
+        executed.append(run.path.name)
+        return whole(run, *arguments, **options)
+
+    monkeypatch.setattr(benchmark, "execute", counting)
+    again = list(bench.reproduce(GRID.cells()))
     assert again == first  # finished runs are read, not trained again
-    assert [path.name for path in executed] == ["tiny-4-2-main-seed1", "tiny-4-2-bare-seed1"]
+    assert executed == ["tiny-4-2-ncdwf-main-seed1", "tiny-4-2-ncdwf-bare-seed1"]
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_run_of_another_configuration_is_not_taken(tmp_path: Path) -> None:
-    list(reproduce(GRID, tmp_path / "a.jsonl", tmp_path / "work"))
-    other = Variant(name="main", title="all", sets=("method.weight_distill=1",))
-    changed = Grid(setting="tiny-4-2", seeds=(0,), variants=(other,))
+def test_variants_share_their_supervised_phase(bench: Bench) -> None:
+    other = Variant(name="longer", title="", sets=("supervised.optim.epochs=2",))
+    grid = replace(GRID, seeds=(0,), variants=(*GRID.variants, other))
+    list(bench.reproduce(grid.cells()))
+    shared = sorted((bench.work_dir / "supervised").iterdir())
+    assert len(shared) == 2  # main and bare have one, `longer` has its own
+    weights = {
+        name: (bench.work_dir / f"tiny-4-2-ncdwf-{name}-seed0" / "supervised").joinpath(
+            "model.safetensors"
+        )
+        for name in ("main", "bare", "longer")
+    }
+    assert weights["main"].read_bytes() == weights["bare"].read_bytes()
+    assert weights["main"].read_bytes() != weights["longer"].read_bytes()
+    line = read_lines(bench.results)[0]
+    assert line["epochs"] == [1, 2]
+    assert line["seconds"][0] > 0
+
+
+def test_a_run_of_another_configuration_is_not_taken(bench: Bench) -> None:
+    main = Cell(setting="tiny-4-2", variant=GRID.variants[0], seed=0)
+    (line,) = bench.reproduce([main])
+    other = replace(main, variant=replace(BARE, name="main"))
+    assert find([line], main) == line
+    assert find([line], other) is None
     with pytest.raises(InputError, match="another configuration"):
-        list(reproduce(changed, tmp_path / "b.jsonl", tmp_path / "work"))
+        list(bench.reproduce([other]))
 
 
-@pytest.mark.usefixtures("quick")
-def test_tables_show_mean_and_deviation_over_the_seeds() -> None:
-    lines = [line("main", 0, 80.0), line("main", 1, 90.0), line("bare", 0, 50.0)]
-    table = markdown_table(GRID, lines).splitlines()
-    assert len(table) == 4
-    assert table[2].startswith("| all | 98.00 ± 0.00 | 85.00 ± 7.07 |")  # √50 = 7.07
-    assert table[3].startswith("| none | 98.00 | 50.00 |")
-    assert find(lines, GRID, "bare", 1) is None
-    seeds = benchmark.seed_table(GRID, lines).splitlines()
-    assert [row.split(" | ")[3] for row in seeds[2:]] == ["80.00", "90.00"]
-    assert "| task-aware | 98.00 ± 0.00 | 85.00 ± 7.07 |" in benchmark.summary_table(GRID, lines)
+def test_a_run_that_a_figure_shows_is_done_again_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(setting="tiny-4-2", variant=GRID.variants[0], seed=0)
+    first = list(bench.reproduce([cell]))
+    figures = {"confusion": (cell, observations._confusion)}
+    monkeypatch.setattr(observations, "FIGURES", figures)
+    assert list(bench.reproduce([cell])) == first == read_lines(bench.results)
+    kept = observations.read(bench.results.parent)["confusion"]
+    assert kept["known_names"] == ["ant", "bee", "cat", "dog"]
+    assert kept["novel_names"] == ["elk", "fox"]
+    assert [sum(row) for row in kept["counts"]] == [16, 16]  # every novel test picture once
+    assert observations.is_kept(cell, bench.results.parent)
+    assert not observations.is_kept(cell, bench.work_dir)
 
 
 @pytest.mark.parametrize("text", ["3\n", '{"setting": "x"}\n', "{\n"])

@@ -15,18 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Stop, StopAfter, same_results, shorter
+from conftest import TINY_METHOD, Stop, StopAfter, same_results, shorter, tiny_recipe
 from PIL import Image
 
 from ncdwf import __version__
 from ncdwf.cli import main
-from ncdwf.config import Config
+from ncdwf.config import RECIPES, Config, override
+from ncdwf.data.cifar import DATA_VARIABLE
 from ncdwf.data.setting import SETTINGS, Split
 from ncdwf.learning.discovery import METHODS
 from ncdwf.model import Model
 from ncdwf.results.experiment import Run, execute
 
-VERBS = ("run", "learn", "discover", "evaluate", "predict", "inspect", "list")
+VERBS = ("run", "learn", "discover", "evaluate", "predict", "inspect", "reproduce", "list")
 SHORT = (
     "--set=supervised.optim.epochs=1",
     "--set=discovery.optim.epochs=2",
@@ -53,7 +54,7 @@ def call(
 ) -> Call:
     """Run the command line in this process, in an empty directory, with the tiny setting."""
     monkeypatch.chdir(tmp_path)
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", DATA_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
     def run(*words: str | Path) -> Answer:
@@ -132,6 +133,46 @@ def test_discover_takes_another_setting_seed_and_fields(call: Call, finished_run
     assert Model.load("one").novel_names == ("novel-1",)
 
 
+def other_recipe(setting: str, num_novel: int, method: str) -> Config:
+    """Return a recipe whose discovery tells which method it is for."""
+    config = tiny_recipe(setting, num_novel, method)
+    return config if method == "ncdwf" else override(config, "discovery.optim.lr=0.077")
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_another_method_brings_its_own_recipe(
+    call: Call, finished_run: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setitem(RECIPES, "tiny", other_recipe)
+    recorded = Run.open(finished_run).config
+    answer = call("discover", finished_run, "-m", method, "-o", "other", SHORT[1])
+    assert (answer.code, answer.err) == (0, "")
+    config = Run.open(Path("other")).config
+    assert config.method["name"] == method
+    if method == recorded.method["name"]:  # naming the recorded method changes nothing
+        assert config == recorded
+    else:
+        assert config.discovery.optim.lr == 0.077
+        clustering = config.method["clustering"]
+        assert clustering.items() >= TINY_METHOD["clustering"].items()
+    assert config.supervised == recorded.supervised
+    assert Model.load("other").num_novel == 2
+
+
+def test_another_method_of_a_whole_run_brings_its_own_recipe(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "tiny", other_recipe)
+    answer = call("run", "tiny-4-2", "--method", "uno", "--out", "here", *SHORT[:2])
+    assert (answer.code, answer.err) == (0, "")
+    assert "uno on tiny-4-2, seed 0" in answer.out
+    assert "softmax" in answer.out
+    config = Run.open(Path("here")).config
+    assert config.discovery.optim.lr == 0.077
+    assert set(config.method) == {"name", "clustering"}
+    assert call("run", "tiny-4-2", "-m", "uno", "--set", "method.tau=0.5").code == 2
+
+
 def test_a_recorded_configuration_is_replayed(call: Call, finished_run: Path) -> None:
     answer = call("run", "--config", finished_run / "config.json", "--out", "again")
     assert answer.code == 0
@@ -178,8 +219,9 @@ def test_list_shows_every_setting_and_method(call: Call) -> None:
     assert answer.code == 0
     for name in (*SETTINGS, *METHODS):
         assert name in answer.out
-    assert "ready" in next(line for line in answer.out.splitlines() if "digits-5-5" in line)
-    assert "no recipe" in next(li for li in answer.out.splitlines() if "cifar100-80-20" in li)
+    for name in SETTINGS:
+        line = next(line for line in answer.out.splitlines() if f" {name} " in line)
+        assert ("later release" if "imagenet" in name else "ready") in line
 
 
 def test_version(call: Call) -> None:
@@ -375,7 +417,7 @@ BAD = {
     "too many classes": Bad(["run", "digits-8-5"], ("8 + 5", "10")),
     "one known class": Bad(["run", "digits-1-5"], ("2 or more known",)),
     "no novel class": Bad(["learn", "digits-5-0"], ("1 or more novel",)),
-    "cifar": Bad(["run", "cifar100-80-20"], ("cifar100", "later release")),
+    "cifar": Bad(["run", "cifar100-80-20"], ("CIFAR-100", "--data")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),
     "setting by override": sets("setting=digit-5-5", "unknown setting"),
     "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "--data"),
@@ -393,7 +435,9 @@ BAD = {
     "text for a number": sets("seed=abc", "config.seed='abc'", "int"),
     "text for a rate": sets("discovery.optim.lr=fast", "config.discovery.optim.lr='fast'"),
     "number for a switch": sets("supervised.view.flip=1", "config.supervised.view.flip=1", "bool"),
-    "fraction for a count": sets("method.num_heads=2.5", "config.method.num_heads=2.5", "int"),
+    "fraction for a count": sets(
+        "method.clustering.num_heads=2.5", "config.method.clustering.num_heads=2.5", "int"
+    ),
     "switch for a number": sets("supervised.optim.lr=true", "config.supervised.optim.lr"),
     "unknown choice": sets("method.softmax=both", "'both'", "separate", "joint"),
     "unknown device": sets("device=gpu", "'gpu'", "cuda"),
@@ -404,6 +448,14 @@ BAD = {
     "negative rate": sets("supervised.optim.lr=-1", "lr=-1"),
     "no epochs": sets("discovery.optim.epochs=0", "epochs=0"),
     "tau out of range": sets("method.tau=2", "tau=2"),
+    "negative snapshots": sets("snapshot_epochs=-1", "snapshot_epochs"),
+    "unknown engine": sets("engine=fast", "'fast'", "compiled"),
+    "a view too small for the backbone": sets("supervised.view.size=5", "size=5", "small"),
+    "a small view too small for the backbone": Bad(
+        ["run", "tiny-4-2", "-o", "new", "--set=discovery.num_small=1"]
+        + ["--set=discovery.small.size=5"],
+        ("size=5", "small"),
+    ),
     "negative time": sets("checkpoint_seconds=-1", "checkpoint_seconds"),
     "config file missing": Bad(["run", "--config", "no.json"], ("no.json is missing",)),
     "config file is a folder": Bad(["run", "--config", "."], ("not a file",)),
@@ -451,7 +503,9 @@ BAD = {
         ("that phase is over",),
         copy_run,
     ),
-    "a hidden layer beyond measure": sets("method.num_hidden=1000000000", "from 1 to 65536"),
+    "a hidden layer beyond measure": sets(
+        "method.clustering.num_hidden=1000000000", "from 1 to 65536"
+    ),
     "a table for no document": Bad(
         ["reproduce", "digits", "--docs", "no.md"], ("no.md is missing",)
     ),
@@ -522,7 +576,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+# TODO: remove this mark when `experiment.check` looks at the size of the views.
+LATE = {"a view too small for the backbone", "a small view too small for the backbone"}
+late = pytest.mark.xfail(strict=True, reason="the small backbone fails in the first step")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[late] if name in LATE else []) for name in BAD]
+)
 def test_bad_input_is_one_line_code_2_and_nothing_written(
     call: Call, finished_run: Path, tmp_path: Path, name: str
 ) -> None:
@@ -541,8 +602,20 @@ def test_bad_input_is_one_line_code_2_and_nothing_written(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
-def test_a_missing_device_is_refused_before_anything_is_written(call: Call, tmp_path: Path) -> None:
-    answer = call("run", "tiny-4-2", "--set", "device=cuda")
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "device=cuda",
+        # TODO: remove this mark when `experiment.check` looks at the engine.
+        pytest.param(
+            "engine=captured", marks=pytest.mark.xfail(strict=True, reason="refused too late")
+        ),
+    ],
+)
+def test_a_missing_device_is_refused_before_anything_is_written(
+    call: Call, tmp_path: Path, assignment: str
+) -> None:
+    answer = call("run", "tiny-4-2", "--set", assignment)
     assert answer.code == 2
     assert "CUDA" in answer.err
     assert len(answer.err.splitlines()) == 1

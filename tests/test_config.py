@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import re
+import typing
 from dataclasses import asdict
 from typing import Literal
 
@@ -13,6 +14,7 @@ from ncdwf.config import (
     RECIPES,
     Config,
     Discovery,
+    Engine,
     Optim,
     Supervised,
     View,
@@ -20,7 +22,10 @@ from ncdwf.config import (
     override,
     recipe,
 )
+from ncdwf.data.setting import SETTINGS, Setting
 from ncdwf.errors import InputError
+from ncdwf.learning.discovery import METHODS
+from ncdwf.results.experiment import complete
 
 SHARES = ("resized", "jitter", "solarise", "equalise", "brightness", "contrast", "saturation")
 """The fields of a view that go from 0 to 1."""
@@ -79,6 +84,7 @@ configs = st.builds(
         temperature=sizes(low=1e-6),
         holdout=sizes(low=0.01, high=0.5),
         statistics_from=st.sampled_from(["augmented", "plain", "held-out"]),
+        statistics_views=st.integers(1, 9),
         spread=st.sampled_from(["shared-diagonal", "shared", "per-class"]),
     ),
     discovery=st.builds(
@@ -93,8 +99,12 @@ configs = st.builds(
     method=st.dictionaries(st.text(), st.none() | st.integers() | st.text()).map(
         lambda fields: {**fields, "name": "ncdwf"}
     ),
+    backbone=st.text(),
     seed=st.integers(),
     device=st.sampled_from(["auto", "cpu", "cuda"]),
+    engine=st.sampled_from(typing.get_args(Engine)),
+    checkpoint_seconds=sizes(),
+    snapshot_epochs=st.integers(0, 99),
 )
 
 
@@ -121,6 +131,7 @@ def test_override_replaces_one_field_and_no_other(wanted, data):
     [
         ("seed=7", lambda c: c.seed, 7),
         ("device=cpu", lambda c: c.device, "cpu"),  # plain words need no quotes
+        ("engine=eager", lambda c: c.engine, "eager"),
         ('device="cpu"', lambda c: c.device, "cpu"),
         ("supervised.view.flip=true", lambda c: c.supervised.view.flip, True),
         ("discovery.optim.lr=1", lambda c: c.discovery.optim.lr, 1.0),
@@ -149,6 +160,10 @@ def test_override_reads_json_or_plain_words(assignment, read, expected):
         ("supervised.view.flip=1", "config.supervised.view.flip=1 should be bool"),
         ("discovery.optim.lr=true", "config.discovery.optim.lr=True should be float"),
         ("device=tpu", "config.device='tpu' is not one of ('auto', 'cpu', 'cuda')"),
+        (
+            "engine=fast",
+            "config.engine='fast' is not one of ('auto', 'eager', 'compiled', 'captured')",
+        ),
         ("seed", "'seed' should be written key=value, as in seed=1"),
         ("seed.x=1", "config.seed holds a value, not further keys"),
         ("method.gamma.x=1", "config.method.gamma holds a value, not further keys"),
@@ -184,7 +199,14 @@ def test_override_refuses_with_one_line(assignment, message):
         (lambda: _discovery(num_small=-1), "discovery.num_small=-1"),
         (lambda: dataclasses.replace(small_config(), method={}), "the key 'name'"),
         (lambda: dataclasses.replace(small_config(), method={"name": 3}), "the key 'name'"),
-        (lambda: dataclasses.replace(small_config(), checkpoint_seconds=-1.0), "0 or more"),
+        (
+            lambda: dataclasses.replace(small_config(), checkpoint_seconds=-1.0),
+            "config.checkpoint_seconds should be 0 or more",
+        ),
+        (
+            lambda: dataclasses.replace(small_config(), snapshot_epochs=-1),
+            "config.snapshot_epochs should be 0 or more",
+        ),
     ],
 )
 def test_values_out_of_range_are_refused(build, message):
@@ -300,6 +322,64 @@ def test_recipes_follow_the_setting(data, name, num_novel):
     config = recipe(f"{data}-{name}")
     assert config.setting == f"{data}-{name}"
     assert config.discovery.num_novel == num_novel
+
+
+every_method = pytest.mark.parametrize("method", sorted(METHODS))
+
+
+@every_method
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if "imagenet" not in name])
+def test_every_setting_has_a_recipe_for_every_method(setting, method):
+    config = recipe(setting, method)
+    assert config.setting == setting
+    assert config.method["name"] == method
+    assert config.discovery.num_novel == len(Setting.parse(setting).novel_classes)
+    whole = complete(config)
+    fields = {item.name for item in dataclasses.fields(METHODS[method])}
+    assert set(whole.method) == {"name"} | fields
+    assert from_dict(Config, json.loads(json.dumps(asdict(whole)))) == whole == complete(whole)
+    # What the recipe says about the method is not lost on the way.
+    given = {key: value for key, value in config.method.items() if not isinstance(value, dict)}
+    assert given.items() <= whole.method.items()
+
+
+@pytest.mark.parametrize("data", RECIPES)
+def test_methods_differ_in_what_comes_after_the_supervised_phase(data):
+    # Or a model of one method's supervised phase would not serve another.
+    configs = [recipe(f"{data}-5-5", method) for method in METHODS]
+    assert len({config.method["name"] for config in configs}) == len(METHODS)
+    for config in configs:
+        assert (config.supervised, config.backbone) == (configs[0].supervised, configs[0].backbone)
+
+
+def test_a_recipe_is_for_the_papers_method_unless_another_is_named():
+    assert recipe("digits-5-5") == recipe("digits-5-5", "ncdwf")
+    assert recipe("digits-5-5").method["name"] == "ncdwf"
+
+
+@every_method
+@pytest.mark.parametrize("setting", ["cifar10-5-5", "cifar100-80-20", "cifar100-20-80"])
+def test_cifar_follows_the_schedules_and_views_of_uno(setting, method):
+    config = recipe(setting, method)
+    assert config.backbone == "resnet18"
+    supervised, discovery = config.supervised, config.discovery
+    assert (supervised.optim.epochs, discovery.optim.epochs) == (200, 200)
+    assert (supervised.optim.batch_size, discovery.optim.batch_size) == (512, 512)
+    assert (discovery.num_large, discovery.num_small) == (2, 2)
+    # Large views are as large as the picture; small ones show a part of it on 18 of 32 pixels.
+    assert (discovery.large.size, discovery.small.size) == (0, 18)
+    assert discovery.small.max_area < discovery.large.max_area == 1
+    assert all(view.flip and view.jitter for view in (discovery.large, discovery.small))
+    assert complete(config).method["clustering"] == {
+        "num_heads": 4,
+        "num_hidden": 2048,
+        "num_projected": 256,
+        "overclustering": 3,
+    }
+
+
+def test_the_learning_rate_of_uno_on_cifar_is_the_published_one():
+    assert recipe("cifar100-80-20", "uno").discovery.optim.lr == 0.4
 
 
 @pytest.mark.parametrize("name", ["nothing-5-5", "digits", "digits-5-5 ", "digits-5", ""])

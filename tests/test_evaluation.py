@@ -7,7 +7,7 @@ import torch
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError
 from ncdwf.model import Architecture, Model, NovelHead, Outputs
-from ncdwf.results.evaluation import evaluate, kmeans_rows
+from ncdwf.results.evaluation import PAPER_TAUS, evaluate, kmeans_rows
 
 # Four known and six novel test pictures, five in the pool; two known and two novel classes.
 TEST_LABELS = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -123,9 +123,12 @@ def test_task_aware_scores_by_hand(result):
     [
         # Only 3, 4 and 7 are routed to novel. Known 0, 1, 2 are right. Cluster 1 meets c once
         # and cluster 0 d once: 2 of all 6.
-        (0, 0.99, 75, 33.33, 54.17, 50, 25, 66.67),
+        (0, 0.8, 75, 33.33, 54.17, 50, 25, 66.67),
+        (4, 0.99, 75, 33.33, 54.17, 50, 25, 66.67),
+        # Only 4 is routed to novel.
+        (5, 0.999, 75, 16.67, 45.83, 40, 0, 83.33),
         # 1 and 3 are lost, so 0 and 2 are right. 6 is lost; c (0, 2), d (2, 1): 4 of all 6.
-        (1, 0.6, 50, 66.67, 58.33, 60, 50, 16.67),
+        (6, 0.6, 50, 66.67, 58.33, 60, 50, 16.67),
     ],
 )
 def test_task_agnostic_scores_by_hand(
@@ -142,9 +145,9 @@ def test_task_agnostic_scores_by_hand(
     ("rule", "known", "novel", "both", "weighted"),
     [
         # The pool says: cluster 0 is c, 1 is d. 4 is called d, 7 is called c: both wrong.
-        (0, 75, 0, 37.5, 30),
+        (4, 75, 0, 37.5, 30),
         # Of 4, 5, 7, 8, 9 only 9 is right. (6 would be, but was routed to known.)
-        (1, 50, 16.67, 33.33, 30),
+        (6, 50, 16.67, 33.33, 30),
     ],
 )
 def test_strict_scores_by_hand(result, rule, known, novel, both, weighted):
@@ -158,7 +161,7 @@ def test_strict_scores_by_hand(result, rule, known, novel, both, weighted):
 
 def test_the_rest_of_the_scores_by_hand(result):
     scores = result[0]
-    assert scores.default_rule == 1
+    assert scores.default_rule == 6
     # The supervised model had all four known pictures right.
     assert scores.after_supervised == {"known": 100}
     assert scores.forgetting == 25
@@ -189,7 +192,7 @@ def test_predictions_are_kept_as_they_were(result):
 
 def test_scores_are_plain_values(result):
     plain = result[0].to_dict()
-    assert plain["agnostic"][1]["tau"] == 0.6
+    assert plain["agnostic"][6]["tau"] == 0.6
     assert plain["aware"]["novel_pool"] == 80
     assert set(plain) == {item.name for item in dataclasses.fields(result[0])}
 
@@ -248,19 +251,19 @@ def test_fewer_clusters_than_classes():
 
 def test_a_threshold_is_met_from_the_value_on():
     scores, _ = evaluate(scripted(tau=0.7), made_split())
-    assert [routed.tau for routed in scores.agnostic] == [0.99, 0.6, 0.7]
-    assert scores.default_rule == 2
+    assert [routed.tau for routed in scores.agnostic] == [*PAPER_TAUS, 0.6, 0.7]
+    assert scores.default_rule == 7
     # 1 and 3 are at 0.7 or above; of the novel ones all but 6 (0.3) and 8 (0.65).
-    assert scores.agnostic[2].known_rejected == 50
-    assert scores.agnostic[2].novel_accepted == 33.33
+    assert scores.agnostic[7].known_rejected == 50
+    assert scores.agnostic[7].novel_accepted == 33.33
 
 
 def test_equal_thresholds_are_scored_once():
     model = scripted(tau=0.99)
     model.identifier.calibrated_tau.fill_(0.99)
     scores, _ = evaluate(model, made_split())
-    assert [routed.tau for routed in scores.strict] == [0.99]
-    assert scores.default_rule == 0
+    assert [routed.tau for routed in scores.strict] == [0.8, 0.85, 0.9, 0.95, 0.99, 0.999]
+    assert scores.default_rule == 4
 
 
 def test_without_an_identifier_the_rule_is_the_softmax():

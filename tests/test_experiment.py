@@ -15,13 +15,24 @@ from ncdwf.errors import InputError
 from ncdwf.learning.loop import Epoch
 from ncdwf.model import Model
 from ncdwf.results import experiment
-from ncdwf.results.experiment import Run, evaluate_stage, execute, new_run_dir, read_config
+from ncdwf.results.evaluation import PAPER_TAUS
+from ncdwf.results.experiment import (
+    Run,
+    complete,
+    config_record,
+    evaluate_stage,
+    execute,
+    is_record_of,
+    new_run_dir,
+    read_config,
+)
 
 SCORE_KEYS = {
     "setting",
     "method",
     "variant",
     "seed",
+    "config",
     "epochs",
     "after_supervised",
     "aware",
@@ -83,7 +94,8 @@ def test_scores_have_the_keys_of_the_protocol(finished_run: Path) -> None:
     assert len(scores["agnostic"]) == len(scores["strict"]) > scores["default_rule"]
     for entry in scores["agnostic"] + scores["strict"]:
         assert set(entry) == ACCURACY | {"rule", "tau", "known_rejected", "novel_accepted"}
-    assert scores["agnostic"][0]["tau"] == 0.99
+    taus = [entry["tau"] for entry in scores["agnostic"]]
+    assert taus[: len(PAPER_TAUS)] == list(PAPER_TAUS)
     assert scores["agnostic"][scores["default_rule"]]["tau"] == 0.5
     assert scores["forgetting"] == pytest.approx(
         scores["after_supervised"]["known"] - scores["aware"]["known"], abs=0.005
@@ -116,9 +128,13 @@ def test_environment_says_what_the_run_was_made_with(
     assert Run.create(tmp_path / "run", tiny).environment["commit"] == "0123abc"
 
 
-def test_history_covers_both_phases(finished_run: Path) -> None:
+def test_history_covers_both_phases_and_the_identifier(finished_run: Path) -> None:
     epochs = [(e.phase, e.epoch) for e in Run.open(finished_run).history()]
-    assert epochs == [("supervised", 0), ("discovery", 0), ("discovery", 1)]
+    assert epochs == [
+        ("supervised", 0),
+        *(("discovery", 0), ("discovery", 1)),
+        *(("identifier", 0), ("identifier", 1)),
+    ]
 
 
 def test_the_recorded_configuration_replays_to_the_same_bits(
@@ -132,6 +148,25 @@ def test_the_recorded_configuration_replays_to_the_same_bits(
     assert (tmp_path / "again/config.json").read_bytes() == (
         finished_run / "config.json"
     ).read_bytes()
+
+
+def test_snapshots_are_kept_scored_and_change_nothing(
+    finished_run: Path, tmp_path: Path, tiny: Config
+) -> None:
+    config = replace(shorter(tiny), snapshot_epochs=1, checkpoint_seconds=0.0)
+    run = Run.create(tmp_path / "run", config)
+    with pytest.raises(Stop):  # after the first snapshot, in the second epoch of discovery
+        execute(run, StopAfter(4 + 3))
+    assert list(run.snapshots) == [1]
+    execute(run)
+    same_results(run.path, finished_run)
+    assert list(run.snapshots) == [1, 2]
+    last = (run.snapshots[2] / "model.safetensors").read_bytes()
+    assert last == (run.path / "model.safetensors").read_bytes()
+    scores = experiment.score_snapshots(run)
+    assert list(scores) == [1, 2]
+    recorded = json.loads((run.path / "scores.json").read_text())
+    assert scores[2].to_dict()["aware"] == recorded["aware"]
 
 
 def test_another_seed_gives_another_model(finished_run: Path, tmp_path: Path, tiny: Config) -> None:
@@ -277,9 +312,10 @@ def test_recording_a_phase_twice_replaces_it(tmp_path: Path, tiny: Config) -> No
 
 def test_variant_tells_the_recommended_configuration_from_others(tiny: Config) -> None:
     assert experiment.variant(tiny) == "main"
-    assert (
-        experiment.variant(replace(tiny, seed=5, device="auto", checkpoint_seconds=0.0)) == "main"
+    same = replace(
+        tiny, seed=5, device="auto", engine="eager", checkpoint_seconds=0.0, snapshot_epochs=2
     )
+    assert experiment.variant(same) == "main"
     assert experiment.variant(override(tiny, "discovery.optim.lr=0.06")) == "custom"
     assert experiment.variant(replace(tiny, method={**tiny.method, "tau": 0.4})) == "custom"
 
@@ -328,3 +364,27 @@ def test_files_of_others_in_the_directory_stay(tmp_path: Path, tiny: Config) -> 
     Run.create(tmp_path, tiny)
     for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
         assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_recorded_configuration_is_known_again_whatever_the_seed_and_the_machine(
+    finished_run: Path, tiny: Config
+) -> None:
+    record = config_record(tiny)
+    assert json.loads(json.dumps(record)) == record
+    recorded = json.loads((finished_run / "scores.json").read_text())["config"]
+    assert is_record_of(recorded, shorter(tiny))
+    assert not is_record_of(recorded, tiny)
+    same = replace(
+        tiny, seed=5, device="auto", engine="eager", checkpoint_seconds=0.0, snapshot_epochs=2
+    )
+    assert is_record_of(record, same)
+    for assignment in ("discovery.optim.lr=0.06", "setting=tiny-3-2", "method.tau=0.4"):
+        assert not is_record_of(record, override(tiny, assignment)), assignment
+    assert not is_record_of({**record, "unheard": 1}, tiny)
+
+
+def test_what_a_later_version_adds_counts_as_its_default(tiny: Config) -> None:
+    record = config_record(tiny)
+    del record["supervised"]["view"]["hue"], record["method"]["rho"]
+    assert is_record_of(record, tiny)
+    assert not is_record_of(record, override(complete(tiny), "method.rho=3"))

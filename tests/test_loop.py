@@ -1,9 +1,11 @@
-"""The one loop: schedule, update, history, guard against NaN, checkpoints and exact resumption."""
+"""The one loop: schedule, update, history, engines, guard against NaN, checkpoints, resumption."""
 
 import itertools
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -11,7 +13,7 @@ import torch
 from conftest import Stop, StopAfter, fingerprint, timeless, unchanged_global_state
 from torch import Tensor, nn
 
-from ncdwf.config import Optim
+from ncdwf.config import Engine, Optim
 from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning.loop import (
     Batch,
@@ -23,6 +25,7 @@ from ncdwf.learning.loop import (
     TensorSource,
     Terms,
     choose_device,
+    choose_engine,
     learning_rate,
     train,
 )
@@ -86,8 +89,10 @@ def run_net(
     optim: Optim = OPTIM,
     seed: int = 0,
     phase: str = "test",
+    engine: Engine = "auto",
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
+    after_epoch: Callable[[History], None] | None = None,
 ) -> History:
     return train(
         net,
@@ -97,8 +102,10 @@ def run_net(
         noise=NOISE,
         seed=seed,
         phase=phase,
+        engine=engine,
         checkpoints=checkpoints,
         progress=progress,
+        after_epoch=after_epoch,
     )
 
 
@@ -282,6 +289,13 @@ def test_history_holds_means_of_scalars_and_of_every_head() -> None:
         assert epoch.images_per_second == pytest.approx(8 / epoch.seconds)
 
 
+def test_after_every_epoch_what_was_left_so_far_is_told() -> None:
+    told: list[list[int]] = []
+    history = run_net(Net(), after_epoch=lambda epochs: told.append([e.epoch for e in epochs]))
+    assert told == [[0], [0, 1], [0, 1, 2]]
+    assert len(history) == EPOCHS
+
+
 def test_frozen_parameters_stay_and_trainable_ones_move() -> None:
     net, fresh = Net(), Net()
     run_net(net)
@@ -305,6 +319,107 @@ def test_progress_hears_of_every_picture() -> None:
     run_net(Net(), progress=Listener())
     steps = [("advance", 4)] * (EPOCHS * STEPS)
     assert heard == [("start", "test", EPOCHS * STEPS * 4, 0), *steps, ("stop",)]
+
+
+def test_the_engine_follows_from_the_device() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert choose_engine("auto", cpu) == "eager"
+    assert choose_engine("auto", cuda) == "captured"
+    for engine in ("eager", "compiled"):
+        assert choose_engine(engine, cpu) == choose_engine(engine, cuda) == engine
+    assert choose_engine("captured", cuda) == "captured"
+
+
+def test_a_capture_without_a_gpu_is_refused_in_one_line() -> None:
+    net = Net()
+    before = fingerprint(net)
+    with pytest.raises(
+        InputError, match=r"config\.engine='captured' needs a CUDA device"
+    ) as caught:
+        run_net(net, engine="captured")
+    assert "\n" not in str(caught.value)
+    assert fingerprint(net) == before
+
+
+@pytest.mark.parametrize(("engine", "num_compiled"), [("auto", 0), ("eager", 0), ("compiled", 1)])
+def test_only_the_compiled_engine_compiles_and_for_one_shape(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, num_compiled: int
+) -> None:
+    compiled: list[tuple[Loss, dict[str, Any]]] = []
+
+    def compile_(loss: Loss, **options: Any) -> Loss:
+        compiled.append((loss, options))
+        return loss
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    net, plain = Net(), Net()
+    run_net(net, engine=engine)
+    assert compiled == [(net.terms, {"dynamic": False})] * num_compiled
+    run_net(plain)
+    assert fingerprint(net) == fingerprint(plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_steps_do_what_eager_ones_do() -> None:
+    eager, compiled = Net(), Net()
+    wanted = run_net(eager, engine="eager")
+    got = run_net(compiled, engine="compiled")
+    for left, right in zip(got, wanted, strict=True):
+        assert left.terms["fit"] == pytest.approx(right.terms["fit"], rel=1e-4)
+        assert left.terms["heads"] == pytest.approx(right.terms["heads"], rel=1e-4)
+    for name, tensor in compiled.state_dict().items():
+        assert torch.allclose(tensor, eager.state_dict()[name], atol=1e-4), name
+
+
+def momentum_of(directory: Path) -> dict[str, Tensor]:
+    latest = every_step(directory).latest("test")
+    assert latest is not None
+    return {n.removeprefix("momentum."): t for n, t in latest[0].items() if "momentum." in n}
+
+
+def test_momentum_is_there_from_the_start_also_where_nothing_was_learnt_yet(
+    tmp_path: Path,
+) -> None:
+    # A capture replays one step over and over: nothing may come into being in a later one.
+    net = Net()
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        return {"weight": net.linear.weight.square().sum()}  # no other parameter has a gradient
+
+    with pytest.raises(Stop):
+        run_net(net, loss=loss, checkpoints=every_step(tmp_path), progress=StopAfter(2))
+    momentum = momentum_of(tmp_path)
+    assert set(momentum) == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
+    assert momentum["linear.weight"].abs().max() > 0
+    for name in ("linear.bias", "norm.weight", "norm.bias"):
+        assert torch.equal(momentum[name], torch.zeros(2)), name
+
+
+def test_resuming_takes_up_the_momentum(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run_net(Net(), checkpoints=every_step(tmp_path), progress=StopAfter(7))
+    kept_momentum = momentum_of(tmp_path)
+    weights = every_step(tmp_path).latest("test")
+    assert weights is not None
+    # The slope is zero from here on, so momentum alone moves the weights: by 0.9 of it, times the
+    # learning rate of the seventh step.
+    net = Net()
+    optim = replace(OPTIM, weight_decay=0.0)
+    recorder = Recorder(net)
+    zero = {name: p for name, p in net.named_parameters() if p.requires_grad}
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        flat = torch.stack([0 * p.sum() for p in zero.values()]).sum()
+        return {"fit": flat, "heads": torch.stack([flat, flat])}
+
+    run_net(net, loss=loss, optim=optim, checkpoints=every_step(tmp_path), progress=recorder)
+    rate = learning_rate(optim, 6 / STEPS)
+    for (name, _), after in zip(net.named_parameters(), recorder.weights[0], strict=True):
+        before = weights[0][f"module.{name}"]
+        moved = rate * 0.9 * kept_momentum[name] if name in kept_momentum else 0 * before
+        assert torch.allclose(before - after, moved, atol=1e-6), name
 
 
 def test_global_random_state_is_not_touched() -> None:

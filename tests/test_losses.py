@@ -12,6 +12,7 @@ from ncdwf.learning.losses import (
     balanced_binary_cross_entropy,
     distillation,
     gaussian_nll,
+    self_labelling,
     sinkhorn,
     swapped_prediction,
 )
@@ -132,6 +133,44 @@ def test_swapped_prediction_is_least_where_the_views_agree_with_their_assignment
     for seed in range(5):
         other = (swapped + 0.3 * normal(1, 2, 5, 4, seed=seed)).log_softmax(-1)
         assert swapped_prediction(other, assignments) > least
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 4])
+def test_self_labelling_is_swapped_prediction_by_one_concatenated_softmax(num_others):
+    cosines = normal(2, 3, 5, 4).tanh()
+    others = 3 * normal(3, 5, num_others, seed=1) if num_others else None
+    got = self_labelling(cosines, num_large=2, temperature=0.2, others=others)
+    assert got.shape == (2,)
+    for head in range(2):
+        parts = [cosines[head] / 0.2] if others is None else [cosines[head] / 0.2, others]
+        log_probs = torch.cat(parts, dim=2).log_softmax(2)[:, :, :4]
+        assignments = torch.stack([sinkhorn(cosines[head, view]) for view in range(2)])
+        expected = swapped_prediction(log_probs[None], assignments[None])
+        assert got[head].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_assignments_do_not_depend_on_the_temperature_or_on_other_classes():
+    # One cluster is right whatever happens, so what is left is the softmax: two views of one image
+    # in a single cluster, beside another class with the same logit: -ln(1/2).
+    cosines = torch.full((1, 2, 1, 1), 0.3)
+    alone = self_labelling(cosines, num_large=2, temperature=0.1)
+    assert alone.item() == pytest.approx(0, abs=1e-6)
+    beside = self_labelling(
+        cosines, num_large=2, temperature=0.1, others=torch.full((2, 1, 1), 3.0)
+    )
+    assert beside.item() == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_the_gradient_of_self_labelling_is_the_softmax_minus_the_swapped_assignments():
+    cosines = normal(1, 2, 5, 4).tanh().requires_grad_()
+    others = normal(2, 5, 3, seed=1).requires_grad_()
+    self_labelling(cosines, num_large=2, temperature=0.2, others=others).sum().backward()
+    assignments = sinkhorn(cosines[0])
+    shares = torch.cat([cosines[0] / 0.2, others], dim=2).softmax(2)
+    # Two views of five images; the slope of the logits is that of the cosines times 0.2.
+    expected = (shares[:, :, :4] - assignments.flip(0)) / (2 * 5)
+    assert torch.allclose(0.2 * cosines.grad[0], expected, atol=1e-6)
+    assert torch.allclose(others.grad, shares[:, :, 4:] / (2 * 5), atol=1e-6)
 
 
 def test_distillation_is_the_mean_distance_in_units_of_the_norm():

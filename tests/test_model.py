@@ -124,6 +124,53 @@ def test_predicting_changes_nothing(training):
     assert same_predictions(prediction, whole_model().eval().predict(pictures()))
 
 
+def running_statistics(model):
+    buffers = model.backbone.named_buffers()
+    return {name: tensor.clone() for name, tensor in buffers if "running" in name}
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_norms_of_the_backbone_move_in_training_unless_they_are_held(hold):
+    model = whole_model()
+    assert not model.hold_norms
+    model.hold_norms = hold
+    model.train()
+    before = running_statistics(model)
+    features = model.backbone(pictures())
+    model.novel_head(features)
+    after = running_statistics(model)
+    assert before
+    assert {torch.equal(before[name], after[name]) for name in before} == {hold}
+    # The novel heads have norms of their own, and those follow the pool in either case.
+    assert not torch.equal(model.novel_head.norm.running_mean, torch.zeros(2 * 8))
+
+
+def test_holding_norms_leaves_every_other_part_in_training_mode():
+    model = whole_model()
+    model.hold_norms = True
+    model.train()
+    held = {part for part in model.modules() if not part.training}
+    assert held == {
+        part
+        for part in model.backbone.modules()
+        if isinstance(part, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d)
+    }
+    assert all(p.requires_grad for p in model.parameters())
+    torch.nn.ModuleDict({"model": model.eval()}).train()  # as the loop does it
+    assert {part for part in model.modules() if not part.training} == held
+    assert not any(part.training for part in model.eval().modules())
+
+
+def test_held_norms_see_every_picture_as_in_evaluation():
+    model = whole_model()
+    model.hold_norms = True
+    with torch.no_grad():
+        held = model.train().backbone(pictures())
+        assert torch.equal(held, model.eval().backbone(pictures()))
+        model.hold_norms = False
+        assert not torch.allclose(held, model.train().backbone(pictures()))
+
+
 def test_batches_do_not_matter(monkeypatch):
     model, images = whole_model(), pictures(7)
     together = model.predict(images)

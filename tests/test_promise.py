@@ -112,9 +112,9 @@ def test_no_copy_of_the_pictures_is_left_in_memory(config: Config) -> None:
 
 LEARN = ["supervised.optim.epochs=1", "discovery.optim.epochs=1"]
 SMALL = [
-    "method.num_heads=2",
-    "method.num_hidden=16",
-    "method.num_projected=8",
+    "method.clustering.num_heads=2",
+    "method.clustering.num_hidden=16",
+    "method.clustering.num_projected=8",
     "method.latents_per_class=10",
     "method.inversion_iterations=3",
     "method.identifier_optim.epochs=1",
@@ -176,7 +176,10 @@ def test_discovery_in_another_process_neither_needs_known_pictures_nor_labels(
     [
         (
             discover,
-            {"model", "images", "method", "config", "checkpoints", "progress", "history"},
+            {
+                *("model", "images", "method", "config"),
+                *("checkpoints", "progress", "history", "snapshot"),
+            },
         ),
         (Method.prepare, {"self", "model", "num_novel", "seed"}),
         (Method.noise, {"self", "state", "batch_size"}),
@@ -192,14 +195,17 @@ def test_signatures_have_no_place_for_labels(function: object, names: set[str]) 
 
 def test_what_a_method_receives_has_no_place_for_labels() -> None:
     assert [item.name for item in fields(Views)] == ["large", "small"]
-    assert {item.name for item in fields(Outcome)} == {"images", "history", "seed", "progress"}
+    assert {item.name for item in fields(Outcome)} == {
+        *("images", "history", "seed", "engine", "progress")
+    }
 
 
 def test_discovery_and_methods_do_not_import_what_knows_labels() -> None:
     graph = grimp.build_graph("ncdwf", include_external_packages=True, cache_dir=None)
-    blind = {"ncdwf.learning.discovery", "ncdwf.learning.identification"}
+    blind = {f"ncdwf.learning.{name}" for name in ("clustering", "discovery", "identification")}
     blind |= graph.find_descendants(ncdwf.methods.__name__)
-    seeing = {"ncdwf.data.setting", "ncdwf.data.digits", "ncdwf.learning.supervised", "sklearn"}
+    seeing = {f"ncdwf.data.{name}" for name in ("setting", "digits", "cifar")}
+    seeing |= {"ncdwf.learning.supervised", "sklearn"}
     seeing |= {"ncdwf.results", *graph.find_descendants("ncdwf.results")}
     assert "ncdwf.methods.ncdwf" in blind
     for importer in blind:

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
+from ncdwf.data.cifar import CIFAR10, CIFAR100
 from ncdwf.data.digits import CLASS_NAMES, read_digits
 from ncdwf.data.setting import DATA_SETS, SETTINGS, DataSet, Setting, held_out_indices
 from ncdwf.errors import InputError
@@ -70,6 +72,46 @@ def test_what_cannot_be_read_yet_says_so(name, monkeypatch):
     monkeypatch.setitem(DATA_SETS, data, unread)
     with pytest.raises(InputError, match=f"{name}.* cannot be loaded: not yet there"):
         Setting.parse(name).load()
+
+
+class Listener:
+    """Progress that the download tells; which one does not matter here."""
+
+    def start(self, task, num_images, done):
+        pass
+
+    def advance(self, num_images):
+        pass
+
+    def stop(self):
+        pass
+
+
+@pytest.mark.parametrize("directory", [None, Path("somewhere")])
+def test_fetching_hands_directory_and_progress_to_the_data_set(monkeypatch, directory):
+    asked = []
+
+    def fetch(data_dir, progress):
+        asked.append((data_dir, progress))
+        return Path("there")
+
+    names = DATA_SETS["cifar100"].class_names
+    monkeypatch.setitem(DATA_SETS, "cifar100", DataSet(class_names=names, read=None, fetch=fetch))
+    listener = Listener()
+    Setting.parse("cifar100-80-20").fetch(directory, listener)
+    Setting.parse("cifar100-50-50-proxy-20-10").fetch(directory)
+    assert asked == [(directory, listener), (directory, None)]
+
+
+def test_fetching_takes_the_data_set_of_the_setting():
+    assert DATA_SETS["cifar10"].fetch == CIFAR10.fetch
+    assert DATA_SETS["cifar100"].fetch == CIFAR100.fetch
+
+
+def test_embedded_digits_need_no_fetching(tmp_path):
+    assert DATA_SETS["digits"].fetch is None
+    Setting.parse("digits-5-5").fetch(tmp_path / "nowhere")
+    assert not list(tmp_path.iterdir())
 
 
 def made_up(labels, test_labels):

@@ -23,9 +23,11 @@ from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError, NcdwfError
 from ncdwf.learning.discovery import METHODS, check_method
 from ncdwf.model import Model
-from ncdwf.results import benchmark, experiment
+from ncdwf.results import experiment, illustrations, tables
+from ncdwf.results.benchmark import Bench, read_lines
 from ncdwf.results.evaluation import Routed, Scores
 from ncdwf.results.experiment import Run
+from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +40,7 @@ out = Console()
 err = Console(stderr=True)
 
 PICTURES_AT_ONCE = 1024
+NAMES = (*tables.TABLES, "figures")
 
 SettingName = Annotated[
     str | None,
@@ -282,7 +285,7 @@ def inspect(model: ModelDir) -> None:
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(benchmark.GRIDS))],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(NAMES))],
     results: Annotated[
         Path, typer.Option("--results", help="One line a finished run; new ones are added.")
     ] = Path("results/runs.jsonl"),
@@ -292,24 +295,52 @@ def reproduce(
     docs: Annotated[
         list[Path] | None, typer.Option("--docs", help="Documents whose tables to fill in.")
     ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--setting", help="Run these alone; may be repeated.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="Run these alone; may be repeated.")
+    ] = None,
+    figures_dir: Annotated[
+        Path, typer.Option("--figures", help="Where `reproduce figures` draws.")
+    ] = Path("docs/figures"),
+    data_dir: DataDir = None,
 ) -> None:
-    """Run (or resume) the grid behind a table and print it.
+    """Run (or resume) the runs behind a table or the figures, and print the table.
 
-    Example:
+    Examples:
 
         ncdwf reproduce digits --docs docs/digits.md
+
+        ncdwf reproduce main --data DIR --docs docs/results.md --docs README.md
+
+        ncdwf reproduce main --data DIR --setting cifar10-5-5 --seed 0
+
+        ncdwf reproduce figures --data DIR
     """
-    if name not in benchmark.GRIDS:
-        raise InputError(f"unknown table {name!r}; there are {', '.join(benchmark.GRIDS)}")
-    grid = benchmark.GRIDS[name]
+    if name not in NAMES:
+        raise InputError(f"unknown table {name!r}; there are {', '.join(NAMES)}")
     texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
     with Bar() as bar:
-        for line in benchmark.reproduce(grid, results, work_dir, progress=bar):
-            err.print(f"{line['setting']} {line['variant']} seed {line['seed']}: done")
-    lines = benchmark.read_lines(results)
-    out.print(benchmark.markdown_table(grid, lines), soft_wrap=True, highlight=False)
+        bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
+        cells = [MATURITY, CONFUSION] if name == "figures" else GRIDS[tables.GRID_OF[name]].cells()
+        wanted = [
+            cell
+            for cell in cells
+            if cell.setting in (settings or [cell.setting]) and cell.seed in (seeds or [cell.seed])
+        ]
+        for line in bench.reproduce(wanted):
+            keys = ("setting", "method", "variant", "seed")
+            err.print(*(line[key] for key in keys), "done", highlight=False)
+    lines = read_lines(results)
+    blocks = tables.blocks(lines)
+    for block in tables.TABLES.get(name, ()):
+        out.print(f"{block}\n\n{blocks[block]}", soft_wrap=True, highlight=False)
     for path, text in texts.items():
-        storage.write_bytes(path, benchmark.fill(text, benchmark.blocks(lines)).encode())
+        storage.write_bytes(path, tables.fill(text, blocks).encode())
+    if name == "figures":
+        for path in illustrations.draw(lines, results.parent, figures_dir):
+            out.print(f"Drawn: {path}", soft_wrap=True)
 
 
 @app.command("list")

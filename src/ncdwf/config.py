@@ -167,12 +167,15 @@ class Config:
     """How a training step is run: compiled and captured as a CUDA graph where there is a GPU."""
     checkpoint_seconds: float = 60.0
     """At most this much work is lost to a crash; 0 keeps a checkpoint of every step."""
+    snapshot_epochs: int = 0
+    """Keep a finished model every so many epochs of discovery, to be scored; 0: none."""
 
     def __post_init__(self) -> None:
         require(
             isinstance(self.method.get("name"), str), "config.method should hold the key 'name'"
         )
         require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
+        require(self.snapshot_epochs >= 0, "config.snapshot_epochs should be 0 or more")
 
 
 def _digits(setting: str, num_novel: int, method: str) -> Config:

@@ -40,12 +40,12 @@ def split(monkeypatch: pytest.MonkeyPatch) -> Split:
 
 
 def learnt(split: Split) -> Model:
-    config = replace(tiny_recipe(), device="cuda")
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
     return learn_known(split.known_images, split.known_labels, config)
 
 
 def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
-    config = replace(tiny_recipe(), device="cuda")
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
     known = learnt(split)
     model = discover(known, split.novel_images, make_method(config.method), config)
     assert model.device.type == "cuda"
@@ -59,7 +59,7 @@ def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
 def test_no_step_waits_for_the_device(
     split: Split, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    config = replace(tiny_recipe(), device="cuda")
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
     known = learnt(split)
     step, counted = loop._Training.step, []
 
@@ -75,7 +75,7 @@ def test_no_step_waits_for_the_device(
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(split: Split, tmp_path: Path) -> None:
-    config = replace(tiny_recipe(), device="cuda")
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
     known, method = learnt(split), make_method(config.method)
     whole: loop.History = []
     discover(known, split.novel_images, method, config, history=whole)

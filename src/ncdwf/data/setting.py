@@ -132,6 +132,12 @@ class Setting:
             is_proxy=is_proxy,
         )
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the known classes, then of the novel ones."""
+        names = DATA_SETS[self.data].class_names
+        return tuple(names[c] for c in self.known_classes + self.novel_classes)
+
     def fetch(self, data_dir: Path | None = None, progress: Progress | None = None) -> None:
         """Download what `load` needs, unless it is there; `load` does the same, but unheard."""
         fetch = DATA_SETS[self.data].fetch
@@ -164,8 +170,8 @@ class Setting:
             novel_labels=novel[1],
             test_images=test[0],
             test_labels=test[1],
-            known_names=tuple(data.class_names[c] for c in self.known_classes),
-            novel_names=tuple(data.class_names[c] for c in self.novel_classes),
+            known_names=self.class_names[: len(self.known_classes)],
+            novel_names=self.class_names[len(self.known_classes) :],
         )
 
 

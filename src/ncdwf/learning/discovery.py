@@ -157,6 +157,7 @@ def discover(
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
     history: History | None = None,
+    snapshot: Callable[[int, Model], None] | None = None,
 ) -> Model:
     """Return a model that also names the novel classes of the pool; `model` is left as it was.
 
@@ -168,6 +169,8 @@ def discover(
         checkpoints: where to keep checkpoints, and to resume from.
         progress: hears of every step.
         history: what each epoch left is added to this list.
+        snapshot: gets the model as it would be if discovery ended now, and how many epochs are
+            done, every `config.snapshot_epochs` epochs.
     """
     images = model.check(images)
     settings, device = config.discovery, choose_device(config.device)
@@ -196,6 +199,26 @@ def discover(
         )
         for name, view in sizes.items()
     }
+
+    def finish(model: Model, epochs: History, progress: Progress | None) -> None:
+        model.eval()
+        outcome = Outcome(
+            images=images,
+            history=epochs,
+            seed=config.seed,
+            engine=config.engine,
+            progress=progress,
+        )
+        method.finish(model, state, outcome)
+        model.eval()
+
+    def after_epoch(epochs: History) -> None:
+        every = config.snapshot_epochs
+        if snapshot is not None and every and len(epochs) % every == 0:
+            now = copy.deepcopy(model)
+            finish(now, list(epochs), None)
+            snapshot(len(epochs), now)
+
     epochs = train(
         nn.ModuleDict({"model": model, "state": state}),
         loss,
@@ -207,16 +230,9 @@ def discover(
         engine=config.engine,
         checkpoints=checkpoints,
         progress=progress,
+        after_epoch=after_epoch,
     )
-    model.eval()
-    outcome = Outcome(
-        images=images,
-        history=epochs,
-        seed=config.seed,
-        engine=config.engine,
-        progress=progress,
-    )
-    method.finish(model, state, outcome)
+    finish(model, epochs, progress)
     if history is not None:
-        history.extend(outcome.history)
-    return model.eval()
+        history.extend(epochs)
+    return model

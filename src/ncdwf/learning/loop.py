@@ -201,6 +201,7 @@ def train(
     engine: Engine = "auto",
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
+    after_epoch: Callable[[History], None] | None = None,
 ) -> History:
     """Minimise `loss` over the trainable parameters of `module`; return what each epoch left.
 
@@ -215,6 +216,7 @@ def train(
         engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
         checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
         progress: hears of every step.
+        after_epoch: called with what the epochs so far left; it must not change the module.
     """
     progress = progress or Quiet()
     run = _Training(module, loss, source, optim, phase, choose_engine(engine, source.device))
@@ -232,6 +234,8 @@ def train(
                 run.keep(checkpoints, epoch, step + 1)
         first_step = 0
         run.end(epoch)
+        if after_epoch is not None:
+            after_epoch(run.history)
         if checkpoints is not None and (checkpoints.due() or epoch + 1 == optim.epochs):
             run.keep(checkpoints, epoch + 1, 0)
     progress.stop()

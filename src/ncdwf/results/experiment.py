@@ -1,8 +1,9 @@
 """From a configuration to a run directory: both phases, the scores and where they came from.
 
 A run directory holds `config.json`, `env.json`, `history.jsonl`, `supervised/` (the model before
-discovery), `model.safetensors` with `model.json`, `predictions.npz` and `scores.json`. Each stage
-is complete when its last file is there, so a run that was cut off goes on where it stopped.
+discovery), `model.safetensors` with `model.json`, `predictions.npz` and `scores.json`, and
+`snapshots/` if the configuration asks for them. Each stage is complete when its last file is there,
+so a run that was cut off goes on where it stopped.
 """
 
 import dataclasses
@@ -42,6 +43,15 @@ ENVIRONMENT_FILE = "env.json"
 HISTORY_FILE = "history.jsonl"
 SCORES_FILE = "scores.json"
 PREDICTIONS_FILE = "predictions.npz"
+
+INDIFFERENT = {
+    "seed": 0,
+    "device": "auto",
+    "engine": "auto",
+    "checkpoint_seconds": 60.0,
+    "snapshot_epochs": 0,
+}
+"""Fields that do not make another configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,17 @@ class Run:
     def supervised_dir(self) -> Path:
         """Return where the model before discovery is kept."""
         return self.path / "supervised"
+
+    @property
+    def snapshots(self) -> dict[int, Path]:
+        """Return the models kept on the way, by how many epochs of discovery they had done."""
+        found = sorted((self.path / "snapshots").glob(f"epoch-*/{DESCRIPTION_FILE}"))
+        return {int(path.parent.name.removeprefix("epoch-")): path.parent for path in found}
+
+    def keep_snapshot(self, num_epochs: int, model: Model) -> None:
+        """Save a model on the way, unless it was saved before an interruption."""
+        if num_epochs not in self.snapshots:
+            model.save(self.path / "snapshots" / f"epoch-{num_epochs:06d}")
 
     def history(self) -> History:
         """Return what every finished epoch left."""
@@ -220,6 +241,7 @@ def discover_stage(
             checkpoints=checkpoints,
             progress=progress,
             history=history,
+            snapshot=run.keep_snapshot,
         )
         run.record(history)
         model.save(run.path)
@@ -263,6 +285,16 @@ def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) ->
     return scores
 
 
+def score_snapshots(run: Run, *, data_dir: Path | None = None) -> dict[int, Scores]:
+    """Return the scores of every model kept on the way, by how many epochs it had done."""
+    split = Setting.parse(run.config.setting).load(data_dir)
+    device = choose_device("auto")
+    return {
+        num_epochs: evaluate(Model.load(path).to(device), split)[0]
+        for num_epochs, path in run.snapshots.items()
+    }
+
+
 def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
     arrays: Mapping[str, Any] = {
         item.name: getattr(predictions, item.name) for item in dataclasses.fields(predictions)
@@ -286,6 +318,7 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
             # Nobody knows how a model that came without its run was trained.
             "variant": variant(config) if is_whole else "custom",
             "seed": config.seed,
+            "config": config_record(config),
             "epochs": [
                 config.supervised.optim.epochs if is_whole else None,
                 config.discovery.optim.epochs,
@@ -306,7 +339,25 @@ def variant(config: Config) -> str:
 
 def _essence(config: Config) -> Config:
     """Return what decides the result beside the seed and the machine."""
-    return replace(complete(config), seed=0, device="auto", engine="auto", checkpoint_seconds=60.0)
+    return replace(complete(config), **INDIFFERENT)  # type: ignore[arg-type]
+
+
+def config_record(config: Config) -> dict[str, Any]:
+    """Return all that decides the result beside the seed, as plain values."""
+    values = asdict(_essence(config))
+    return {key: value for key, value in values.items() if key not in INDIFFERENT}
+
+
+def is_record_of(record: Any, config: Config) -> bool:
+    """Tell whether `record` was made of a configuration like `config`, but for the seed.
+
+    What a later version has added counts as its default, so that old runs stay valid.
+    """
+    try:
+        recorded = from_dict(Config, record)
+        return _essence(recorded) == _essence(config)
+    except InputError:  # made by a version with other fields, or by hand
+        return False
 
 
 def _environment(config: Config) -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""The grids of runs behind every table: what is run, and under which name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ncdwf.config import Config, override, recipe
+from ncdwf.results.experiment import complete
+
+CIFAR_SETTINGS = ("cifar10-5-5", "cifar100-80-20", "cifar100-50-50", "cifar100-20-80")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One row of a table: what differs from the recipe of its method, as on the command line."""
+
+    name: str
+    title: str
+    method: str = "ncdwf"
+    sets: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    """Others than those of the grid."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One run."""
+
+    setting: str
+    variant: Variant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return a name that is good for a directory."""
+        return f"{self.setting}-{self.variant.method}-{self.variant.name}-seed{self.seed}"
+
+    @property
+    def config(self) -> Config:
+        """Return the whole configuration of this run."""
+        config = complete(replace(recipe(self.setting, self.variant.method), seed=self.seed))
+        for assignment in self.variant.sets:
+            config = override(config, assignment)
+        if self == MATURITY:
+            config = replace(config, snapshot_epochs=SNAPSHOT_EPOCHS)
+        return complete(config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """Runs that belong into one table."""
+
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+    variants: tuple[Variant, ...]
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield every run; those that share a supervised phase come one after the other."""
+        for setting in self.settings:
+            every = {seed for variant in self.variants for seed in self._seeds(variant)}
+            for seed in sorted(every):
+                for variant in self.variants:
+                    if seed in self._seeds(variant):
+                        yield Cell(setting=setting, variant=variant, seed=seed)
+
+    def row(self, setting: str, variant: Variant) -> list[Cell]:
+        """Return the runs of one row, one a seed."""
+        return [Cell(setting=setting, variant=variant, seed=seed) for seed in self._seeds(variant)]
+
+    def _seeds(self, variant: Variant) -> tuple[int, ...]:
+        return self.seeds if variant.seeds is None else variant.seeds
+
+
+MAIN = Variant(name="main", title="ncdwf")
+MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
+"""The run whose identifier is watched while it matures."""
+SNAPSHOT_EPOCHS = 20
+CONFUSION = Cell(setting="cifar100-20-80", variant=MAIN, seed=0)
+"""The run of which it is shown what its known head takes novel classes for."""
+DIGITS_SEEDS = (0, 1, 2, 3, 4)
+
+GRIDS = {
+    "main": Grid(
+        settings=CIFAR_SETTINGS,
+        seeds=(0, 1, 2),
+        variants=(
+            MAIN,
+            Variant(name="main", title="uno", method="uno", seeds=(0,)),
+            Variant(name="main", title="ncdwf-gauss", method="ncdwf-gauss", seeds=(0,)),
+        ),
+    ),
+    "ablation": Grid(
+        settings=("cifar10-5-5", "cifar100-20-80"),
+        seeds=(0,),
+        variants=(
+            Variant(
+                name="replay-only",
+                title="pseudo-latent replay only",
+                sets=("method.weight_information=0",),
+            ),
+            Variant(
+                name="information-only",
+                title="mutual information only",
+                sets=("method.weight_replay=0",),
+            ),
+            MAIN,
+            Variant(
+                name="without-distillation",
+                title="both, without distillation",
+                sets=("method.weight_distill=0",),
+            ),
+        ),
+    ),
+    "alpha": Grid(
+        settings=CIFAR_SETTINGS,
+        seeds=(0,),
+        variants=(
+            Variant(name="beta-1-1", title="Beta(1, 1)", sets=("method.rho=1",)),
+            Variant(
+                name="beta-100-1",
+                title="Beta(100, 1)",
+                sets=("method.gamma=100", "method.rho=1"),
+            ),
+            MAIN,
+        ),
+    ),
+    "digits": Grid(
+        settings=("digits-5-5",),
+        seeds=DIGITS_SEEDS,
+        variants=(
+            Variant(name="main", title="everything"),
+            Variant(
+                name="without-replay", title="without replay", sets=("method.weight_replay=0",)
+            ),
+            Variant(
+                name="without-information",
+                title="without the mutual-information regulariser",
+                sets=("method.weight_information=0",),
+            ),
+            Variant(
+                name="without-distillation",
+                title="without distillation",
+                sets=("method.weight_distill=0",),
+            ),
+            Variant(
+                name="identifier-during",
+                title="identifier trained during discovery",
+                sets=("method.identifier=during",),
+            ),
+            Variant(name="joint", title="joint softmax", sets=("method.softmax=joint",)),
+            Variant(name="held", title="norms held", sets=("method.norms=held",)),
+            Variant(
+                name="augmented-statistics",
+                title="class statistics from augmented views",
+                sets=("supervised.statistics_from=augmented",),
+            ),
+            Variant(name="main", title="ncdwf-gauss", method="ncdwf-gauss"),
+            Variant(name="main", title="uno", method="uno"),
+        ),
+    ),
+    "digits-proxy": Grid(
+        settings=("digits-5-5-proxy-2-3",),
+        seeds=DIGITS_SEEDS,
+        variants=(
+            Variant(name="main", title="the recipe"),
+            Variant(
+                name="supervised-lr-0.05",
+                title="supervised learning rate 0.05 instead of 0.02",
+                sets=("supervised.optim.lr=0.05",),
+            ),
+            Variant(
+                name="supervised-40",
+                title="40 supervised epochs instead of 20",
+                sets=("supervised.optim.epochs=40",),
+            ),
+            Variant(
+                name="lr-0.1",
+                title="discovery learning rate 0.1 instead of 0.2",
+                sets=("discovery.optim.lr=0.1",),
+            ),
+            Variant(
+                name="batch-128",
+                title="discovery batch 128 instead of 64",
+                sets=("discovery.optim.batch_size=128",),
+            ),
+            Variant(
+                name="shift-0.5",
+                title="views shifted by 0.5 pixels instead of 0.8",
+                sets=("supervised.view.shift=0.5", "discovery.large.shift=0.5"),
+            ),
+            Variant(
+                name="distill-1",
+                title="distillation weight 1 instead of 3",
+                sets=("method.weight_distill=1",),
+            ),
+            Variant(
+                name="information-0.1",
+                title="mutual-information weight 0.1 instead of 0.01",
+                sets=("method.weight_information=0.1",),
+            ),
+            Variant(
+                name="augmented-statistics",
+                title="class statistics from augmented views",
+                sets=("supervised.statistics_from=augmented",),
+            ),
+        ),
+    ),
+}
+"""What `ncdwf reproduce` runs, by the name of the table."""

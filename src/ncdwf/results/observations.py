@@ -1,0 +1,80 @@
+"""What the figures show of single runs, kept in `figures.json` beside the finished runs.
+
+So the pictures can be drawn again without a GPU.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncdwf import storage
+from ncdwf.data.setting import Setting
+from ncdwf.results.experiment import (
+    PREDICTIONS_FILE,
+    Run,
+    config_record,
+    is_record_of,
+    score_snapshots,
+)
+from ncdwf.results.grids import CONFUSION, MATURITY, Cell
+from ncdwf.results.metrics import count_pairs
+
+FILE = "figures.json"
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Return what is kept in `directory` so far, by the name of the figure."""
+    path = directory / FILE
+    return storage.read_json(path) if path.exists() else {}
+
+
+def is_kept(cell: Cell, directory: Path) -> bool:
+    """Tell whether no figure lacks anything of this run."""
+    kept = read(directory)
+    names = [name for name, (wanted, _) in FIGURES.items() if wanted == cell]
+    return all(name in kept and is_record_of(kept[name]["config"], cell.config) for name in names)
+
+
+def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None) -> None:
+    """Add what the figures show of a finished run, if they show anything of it."""
+    for name, (wanted, observe) in FIGURES.items():
+        if wanted == cell:
+            entry = {
+                "cell": cell.name,
+                "config": config_record(cell.config),
+                "commit": run.environment.get("commit"),
+                **observe(run, data_dir),
+            }
+            storage.write_json(directory / FILE, {**read(directory), name: entry})
+
+
+def _maturity(run: Run, data_dir: Path | None) -> dict[str, Any]:
+    """Return how well the identifier of every snapshot tells known from novel pictures."""
+    scores = score_snapshots(run, data_dir=data_dir)
+    rules = {epochs: s.agnostic[s.default_rule] for epochs, s in scores.items()}
+    return {
+        "epochs": list(scores),
+        "auroc": [s.auroc for s in scores.values()],
+        "known_kept": [round(1 - rule.known_rejected / 100, 4) for rule in rules.values()],
+        "novel_found": [round(1 - rule.novel_accepted / 100, 4) for rule in rules.values()],
+    }
+
+
+def _confusion(run: Run, data_dir: Path | None) -> dict[str, Any]:
+    """Return how often the known head takes each novel class for each known one."""
+    setting = Setting.parse(run.config.setting)
+    known, novel = len(setting.known_classes), len(setting.novel_classes)
+    with np.load(run.path / PREDICTIONS_FILE) as arrays:
+        labels, answers = arrays["labels"], arrays["known"]
+    is_novel = labels >= known
+    counts = count_pairs(labels[is_novel] - known, answers[is_novel], novel, known)
+    names = setting.class_names
+    return {
+        "known_names": list(names[:known]),
+        "novel_names": list(names[known:]),
+        "counts": counts.tolist(),
+    }
+
+
+FIGURES = {"maturity": (MATURITY, _maturity), "confusion": (CONFUSION, _confusion)}

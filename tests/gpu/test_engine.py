@@ -1,0 +1,170 @@
+"""The three ways to run a step agree, none waits for the host, and a captured run resumes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Stop, StopAfter
+from torch import Tensor
+
+from ncdwf.config import Config, Engine, override, recipe
+from ncdwf.learning import loop
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.supervised import learn_known
+from ncdwf.model import Model
+from ncdwf.results.experiment import complete
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    # The compiler warns of its own parts, and the sync debug mode calls itself a prototype.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+ENGINES: tuple[Engine, ...] = ("eager", "compiled", "captured")
+TOLERANCE = 0.02
+"""Relative. Steps compute in bfloat16 (8 bits) and in another order; one epoch lets it add up."""
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """The CIFAR recipe itself, on few pictures."""
+    config = complete(recipe("cifar100-80-20"))
+    for assignment in (
+        "device=cuda",
+        "supervised.optim.epochs=2",
+        "supervised.optim.batch_size=128",
+        "supervised.optim.warmup_epochs=0",
+        "supervised.optim.lr=0.01",
+        "discovery.optim.epochs=2",
+        "discovery.optim.batch_size=64",
+        "discovery.optim.warmup_epochs=0",
+        "discovery.optim.lr=0.01",
+        "discovery.num_novel=4",
+        "method.identifier_optim.epochs=2",
+        "method.identifier_optim.batch_size=64",
+    ):
+        config = override(config, assignment)
+    return config
+
+
+@pytest.fixture(scope="module")
+def pictures() -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (512, 3, 32, 32), dtype=torch.uint8, generator=source)
+    return images, torch.arange(512) % 8
+
+
+@pytest.fixture(scope="module")
+def known(pictures: tuple[Tensor, Tensor], config: Config) -> Model:
+    return learn_known(*pictures, config)
+
+
+def means(history: loop.History) -> dict[tuple[str, int, str], float]:
+    return {
+        (epoch.phase, epoch.epoch, name): float(torch.tensor(term).mean())
+        for epoch in history
+        for name, term in epoch.terms.items()
+    }
+
+
+def agree(found: dict[Engine, dict[tuple[str, int, str], float]]) -> None:
+    for engine in ENGINES[1:]:
+        for key, wanted in found["eager"].items():
+            assert found[engine][key] == pytest.approx(wanted, rel=TOLERANCE, abs=1e-3), (
+                engine,
+                key,
+            )
+
+
+def test_supervised_steps_agree(pictures: tuple[Tensor, Tensor], config: Config) -> None:
+    found = {}
+    for engine in ENGINES:
+        history: loop.History = []
+        learn_known(*pictures, replace(config, engine=engine), history=history)
+        found[engine] = means(history)
+    agree(found)
+
+
+@pytest.mark.parametrize("name", ["ncdwf", "uno", "ncdwf-gauss"])
+def test_discovery_steps_agree(
+    name: str, known: Model, pictures: tuple[Tensor, Tensor], config: Config
+) -> None:
+    fields = config.method if name == "ncdwf" else {"name": name}
+    found = {}
+    for engine in ENGINES:
+        history: loop.History = []
+        changed = replace(config, engine=engine)
+        discover(known, pictures[0], make_method(fields), changed, history=history)
+        found[engine] = {k: v for k, v in means(history).items() if k[0] == "discovery"}
+    agree(found)
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_captured_step_waits_for_the_device(
+    known: Model,
+    pictures: tuple[Tensor, Tensor],
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, counted = loop._Training.step, []
+
+    def guarded(self: loop._Training, *arguments: object) -> None:
+        if self.graph is None:  # the capture itself waits, once
+            step(self, *arguments)  # type: ignore[arg-type]
+            return
+        with no_synchronisation():
+            step(self, *arguments)  # type: ignore[arg-type]
+        counted.append(self.phase)
+
+    monkeypatch.setattr(loop._Training, "step", guarded)
+    discover(known, pictures[0], make_method(config.method), config)
+    assert counted.count("discovery") == 2 * 8 - 1
+
+
+def test_a_captured_run_resumes_where_it_stopped(
+    known: Model, pictures: tuple[Tensor, Tensor], config: Config, tmp_path: Path
+) -> None:
+    method = make_method(config.method)
+    whole: loop.History = []
+    discover(known, pictures[0], method, config, history=whole)
+    checkpoints = loop.Checkpoints(tmp_path, seconds=0, fingerprint="x")
+    with pytest.raises(Stop):
+        discover(
+            known, pictures[0], method, config, checkpoints=checkpoints, progress=StopAfter(11)
+        )
+    resumed: loop.History = []
+    discover(known, pictures[0], method, config, checkpoints=checkpoints, history=resumed)
+    assert means(resumed).keys() == means(whole).keys()
+    for key, wanted in means(whole).items():
+        assert means(resumed)[key] == pytest.approx(wanted, rel=TOLERANCE, abs=1e-3), key
+
+
+def test_capturing_leaves_no_trace(pictures: tuple[Tensor, Tensor], config: Config) -> None:
+    """A learning rate of 0 must leave the weights alone, whatever the warm-up steps did."""
+    still = override(override(config, "supervised.optim.lr=0"), "supervised.optim.min_lr=0")
+    model = learn_known(*pictures, still)
+    fresh = Model.create(model.architecture, model.known_names, seed=still.seed)
+    for name, weight in fresh.named_parameters():
+        assert torch.equal(model.get_parameter(name).cpu(), weight), name
+
+
+def test_the_captured_step_is_fast() -> None:
+    """A floor far below what was measured (benchmarks/RECORDS.md): it finds a lost capture."""
+    config = complete(recipe("cifar100-80-20"))
+    config = override(config, "supervised.optim.epochs=3")
+    images = torch.randint(0, 256, (20_480, 3, 32, 32), dtype=torch.uint8)
+    history: loop.History = []
+    learn_known(images, torch.arange(20_480) % 80, config, history=history)
+    assert history[-1].images_per_second > 50_000

@@ -1,0 +1,72 @@
+"""What is run for every table."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncdwf.results.experiment import config_record, is_record_of, variant
+from ncdwf.results.grids import CIFAR_SETTINGS, GRIDS, MAIN, MATURITY, Cell, Grid, Variant
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_run_of_a_grid_has_a_configuration_and_a_name_of_its_own(name: str) -> None:
+    cells = list(GRIDS[name].cells())
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    for cell in cells:
+        config = cell.config
+        assert (config.setting, config.seed) == (cell.setting, cell.seed)
+        assert config.method["name"] == cell.variant.method
+        assert variant(config) == ("main" if cell.variant.name == "main" else "custom"), cell.name
+
+
+def test_variants_of_a_row_differ_from_each_other() -> None:
+    for grid in GRIDS.values():
+        configs = [grid.row(grid.settings[0], v)[0].config for v in grid.variants]
+        for config in configs:
+            assert [is_record_of(config_record(config), other) for other in configs].count(
+                True
+            ) == 1
+
+
+def test_the_main_table_has_the_runs_that_it_promises() -> None:
+    runs = [(cell.variant.method, cell.setting, cell.seed) for cell in GRIDS["main"].cells()]
+    for setting in CIFAR_SETTINGS:
+        assert [seed for m, s, seed in runs if (m, s) == ("ncdwf", setting)] == [0, 1, 2]
+        assert [seed for m, s, seed in runs if (m, s) == ("uno", setting)] == [0]
+        assert [seed for m, s, seed in runs if (m, s) == ("ncdwf-gauss", setting)] == [0]
+    assert len(runs) == 20
+
+
+def test_main_is_the_same_run_in_every_table() -> None:
+    for name in ("ablation", "alpha"):
+        grid = GRIDS[name]
+        for setting in grid.settings:
+            (cell,) = grid.row(setting, MAIN)
+            assert cell in list(GRIDS["main"].cells())
+
+
+def test_runs_with_one_supervised_phase_follow_each_other() -> None:
+    grid = Grid(
+        settings=("a", "b"),
+        seeds=(0, 1),
+        variants=(Variant(name="x", title=""), Variant(name="y", title="", seeds=(1,))),
+    )
+    order = [(cell.setting, cell.seed, cell.variant.name) for cell in grid.cells()]
+    assert order == [
+        ("a", 0, "x"),
+        ("a", 1, "x"),
+        ("a", 1, "y"),
+        ("b", 0, "x"),
+        ("b", 1, "x"),
+        ("b", 1, "y"),
+    ]
+    assert [cell.seed for cell in grid.row("a", grid.variants[1])] == [1]
+
+
+def test_snapshots_are_kept_of_one_run_and_do_not_make_it_another() -> None:
+    assert MATURITY.config.snapshot_epochs == 20
+    assert MATURITY in list(GRIDS["main"].cells())
+    plain = replace(MATURITY.config, snapshot_epochs=0, seed=7, engine="eager")
+    assert is_record_of(config_record(plain), MATURITY.config)
+    assert Cell(setting="cifar100-50-50", variant=MAIN, seed=1).config.snapshot_epochs == 0

@@ -1,0 +1,143 @@
+"""Tables hold the figures of the lines, and the paper's beside them."""
+
+from typing import Any
+
+import pytest
+
+from ncdwf.results import tables
+from ncdwf.results.benchmark import Line
+from ncdwf.results.experiment import config_record
+from ncdwf.results.grids import GRIDS, Cell
+from ncdwf.results.tables import blocks, fill, markdown, routed, spread
+
+
+def line(cell: Cell, known: float, novel: float) -> Line:
+    """Return a finished run with made-up figures; agnostic `all` is ten below at τ 0.99."""
+
+    def rule(tau: float, known: float) -> dict[str, Any]:
+        return {"tau": tau, "known": known, "novel": novel, "all": (known + novel) / 2}
+
+    rules = [rule(0.8, known - 30), rule(0.99, known - 20), rule(0.7, known - 10)]
+    return {
+        "setting": cell.setting,
+        "method": cell.variant.method,
+        "variant": cell.variant.name,
+        "seed": cell.seed,
+        "config": config_record(cell.config),
+        "after_supervised": {"known": 99.0},
+        "aware": {"known": known, "novel": novel, "all": (known + novel) / 2, "novel_pool": 70.0},
+        "agnostic": rules,
+        "strict": rules,
+        "default_rule": 2,
+        "auroc": 0.5,
+        "forgetting": 1.0,
+        "kmeans": {"pixels": 10.0, "features": 20.0},
+        "seconds": [1.0, 2.0],
+        "commit": "0123456789abcdef",
+    }
+
+
+def row(table: str, first: str, *, after: int = 0) -> list[str]:
+    rows = [[cell.strip() for cell in text.split("|")[1:-1]] for text in table.splitlines()]
+    found = next(i for i, cells in enumerate(rows) if cells[0] == first)
+    return rows[found + after]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[Line]:
+    """Every run of the main, ablation and digits tables, known 80 + seed, novel 60."""
+    cells = {
+        cell.name: cell for name in ("main", "ablation", "digits") for cell in GRIDS[name].cells()
+    }
+    return [line(cell, 80.0 + cell.seed, 60.0) for cell in cells.values()]
+
+
+def test_the_main_table_holds_means_and_the_papers_rows(lines: list[Line]) -> None:
+    table = blocks(lines)["main-aware"]
+    assert row(table, "`ncdwf`")[1:4] == ["81.00 ± 1.00", "60.00 ± 0.00", "70.50 ± 0.50"]
+    assert row(table, "`uno`")[1:4] == ["80.00", "60.00", "70.00"]
+    assert row(table, "paper: NCDwF")[4:7] == ["65.03", "77.03", "71.03"]
+    assert row(table, "paper: UNO")[12] == "28.33"
+    assert row(table, "k-means on raw pixels")[2] == "10.00 ± 0.00"
+    assert row(table, "after the supervised phase")[1] == "99.00 ± 0.00"
+
+
+def test_routed_figures_are_those_of_the_named_threshold(lines: list[Line]) -> None:
+    run = lines[0]
+    assert routed(run, "agnostic", 0.99)["known"] == run["aware"]["known"] - 20
+    assert routed(run, "agnostic", "own")["tau"] == 0.7
+    # A model without an identifier has one rule, whatever is asked for.
+    assert routed({**run, "agnostic": [{"tau": 0.5}], "default_rule": 0}, "agnostic", 0.99) == {
+        "tau": 0.5
+    }
+    found = blocks(lines)
+    assert row(found["main-agnostic"], "`ncdwf`")[1] == "71.00 ± 1.00"
+    assert row(found["main-agnostic-0.99"], "`ncdwf`")[1] == "61.00 ± 1.00"
+    assert row(found["main-agnostic"], "paper: NCDwF")[1:4] == ["79.68", "73.66", "76.67"]
+    assert "paper" not in found["main-strict"]
+
+
+def test_the_threshold_table_has_a_row_of_ours_and_one_of_the_papers(lines: list[Line]) -> None:
+    table = blocks(lines)["tau"]
+    assert row(table, "0.8")[1] == "51.00 ± 1.00"
+    assert row(table, "0.8", after=1)[:4] == ["paper", "64.94", "80.66", "72.80"]
+    assert row(table, "calibrated")[1] == "71.00 ± 1.00"
+
+
+def test_ablation_and_alpha_stand_beside_the_paper(lines: list[Line]) -> None:
+    table = blocks(lines)["ablation"]
+    assert row(table, "pseudo-latent replay only", after=1)[1] == "92.12"
+    assert row(table, "mutual information only", after=1)[4] == "6.75"
+    assert row(table, "ncdwf", after=1)[3] == "91.52"
+    assert row(table, "both, without distillation")[1] == "80.00"
+    alpha = blocks(lines)["alpha"]
+    assert row(alpha, "Beta(100, 1)") == ["Beta(100, 1)", *["–"] * 12]  # not run yet
+    assert row(alpha, "Beta(100, 1)", after=1)[5] == "12.76"
+    assert row(alpha, "ncdwf")[1] == "80.00"
+
+
+def test_the_overview_is_about_all(lines: list[Line]) -> None:
+    table = blocks(lines)["overview"]
+    assert row(table, "task-aware, paper: NCDwF")[1:] == ["91.52", "71.03", "64.42", "67.24"]
+    assert row(table, "task-agnostic, paper: UNO")[1] == "35.68"
+    assert row(table, "task-aware, here: `ncdwf`")[1] == "70.50 ± 0.50"
+    assert row(table, "task-agnostic, here: `ncdwf`")[1] == "65.50 ± 0.50"
+
+
+def test_digits_tables(lines: list[Line]) -> None:
+    found = blocks(lines)
+    assert row(found["digits-seeds"], "3")[1:4] == ["99.00", "83.00", "60.00"]
+    assert row(found["digits-seeds"], "3")[-1] == "`012345678`"
+    # Standard deviation of 80, …, 84.
+    assert row(found["digits-summary"], "task-aware")[1] == "82.00 ± 1.58"
+    assert row(found["digits-ablation"], "everything")[1] == "82.00 ± 1.58"
+
+
+def test_runs_of_another_configuration_are_left_out(lines: list[Line]) -> None:
+    foreign = [{**entry, "config": {**entry["config"], "backbone": "small"}} for entry in lines]
+    foreign = [entry for entry in foreign if entry["setting"].startswith("cifar")]
+    assert row(blocks(foreign)["main-aware"], "`ncdwf`")[1:] == ["–"] * 12
+
+
+def test_every_table_that_can_be_asked_for_is_there() -> None:
+    found = blocks([])
+    for name, shown in tables.TABLES.items():
+        assert tables.GRID_OF[name] in GRIDS
+        assert set(shown) <= set(found)
+
+
+def test_spread() -> None:
+    assert spread([]) == "–"
+    assert spread([1.234]) == "1.23"
+    assert spread([80.0, 90.0]) == "85.00 ± 7.07"  # √50
+
+
+def test_markdown() -> None:
+    assert markdown([["a", "b"], ["c", "1"]]) == "| a | b |\n| --- | ---: |\n| c | 1 |\n"
+
+
+def test_fill_replaces_known_blocks_and_leaves_the_rest() -> None:
+    text = "a\n<!-- generated: x -->\n\nold\n<!-- end -->\nb\n"
+    assert fill(text, {"x": "new\n", "y": "z"}) == (
+        "a\n<!-- generated: x -->\n\nnew\n\n<!-- end -->\nb\n"
+    )
