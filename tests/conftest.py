@@ -35,7 +35,7 @@ from ncdwf.results.experiment import Run
 torch.set_num_threads(1)
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
-TINY_METHOD = {
+TINY_METHOD: dict[str, Any] = {
     "clustering": {"num_heads": 2, "num_hidden": 32, "num_projected": 16},
     "latents_per_class": 20,
     "inversion_iterations": 10,

@@ -452,8 +452,10 @@ BAD = {
     "unknown engine": sets("engine=fast", "'fast'", "compiled"),
     "a view too small for the backbone": sets("supervised.view.size=5", "size=5", "small"),
     "a small view too small for the backbone": Bad(
-        ["run", "tiny-4-2", "-o", "new", "--set=discovery.num_small=1"]
-        + ["--set=discovery.small.size=5"],
+        [
+            *("run", "tiny-4-2", "-o", "new"),
+            *("--set=discovery.num_small=1", "--set=discovery.small.size=5"),
+        ],
         ("size=5", "small"),
     ),
     "negative time": sets("checkpoint_seconds=-1", "checkpoint_seconds"),

@@ -102,7 +102,8 @@ def test_snapshots_are_finished_models_and_change_nothing(
     known_model: Model, split: Split, method: Method, short: Config
 ) -> None:
     taken: dict[int, Model] = {}
-    watched, alone = [], []  # type: tuple[History, History]
+    watched: History = []
+    alone: History = []
     config = replace(short, snapshot_epochs=1)
     found = discover(
         known_model,

@@ -44,15 +44,18 @@ def small(name: str, **changes: Any) -> Method:
 def discovered(
     known_model: Model, split: Split, config: Config
 ) -> dict[str, tuple[Model, History, float]]:
-    """Every method's model, history and seconds on the tiny setting."""
-    results = {}
-    for name in NAMES:
-        history: History = []
-        method = make_method({"name": name, **fields_of(name, TINY_METHOD)})
-        start = time.monotonic()
-        model = discover(known_model, split.novel_images, method, config, history=history)
-        results[name] = (model, history, time.monotonic() - start)
-    return results
+    """Every method's model, history and seconds on the tiny setting, made when asked for."""
+
+    class Results(dict[str, tuple[Model, History, float]]):
+        def __missing__(self, name: str) -> tuple[Model, History, float]:
+            history: History = []
+            method = make_method({"name": name, **fields_of(name, TINY_METHOD)})
+            start = time.monotonic()
+            model = discover(known_model, split.novel_images, method, config, history=history)
+            self[name] = (model, history, time.monotonic() - start)
+            return self[name]
+
+    return Results()
 
 
 def make_views(split: Split, config: Config, num_small: int = 0, small_seed: int = 0) -> Views:
@@ -474,8 +477,23 @@ def test_gaussian_replay_teaches_the_known_head_alone(
     assert set(terms) == {"cluster", "overcluster", "replay", "distill"}
     terms["replay"].backward()
     assert model.known_head.prototypes.grad is not None
+    assert model.known_head.prototypes.grad.abs().max() > 0
     for part in (model.backbone, model.novel_head):
         assert all(p.grad is None for p in part.parameters())  # type: ignore[union-attr]
+
+
+def test_the_weights_of_gaussian_replay_multiply_their_terms(
+    known_model: Model, split: Split, config: Config
+) -> None:
+    _, once = one_loss(
+        small("ncdwf-gauss", weight_replay=1.0, weight_distill=1.0), known_model, split, config
+    )
+    _, more = one_loss(
+        small("ncdwf-gauss", weight_replay=2.0, weight_distill=5.0), known_model, split, config
+    )
+    for key, factor in (("cluster", 1), ("overcluster", 1), ("replay", 2), ("distill", 5)):
+        assert (once[key] > 0).all()
+        assert torch.allclose(more[key], factor * once[key], rtol=1e-5), key
 
 
 def test_gaussian_replay_keeps_the_known_classes_and_calibrates(

@@ -22,12 +22,7 @@ TOLERANCE = 1e-4  # of the mean variance, as in scikit-learn
 
 @torch.no_grad()
 def kmeans(
-    rows: Rows,
-    num_clusters: int,
-    *,
-    num_starts: int = 10,
-    seed: int = 0,
-    num_iterations: int = 300,
+    rows: Rows, num_clusters: int, *, num_starts: int = 10, seed: int = 0, num_iterations: int = 300
 ) -> Float[Tensor, "cluster dim"]:
     """Return the centres of the start with the least sum of squared distances, in float32."""
     if num_starts < 1 or not 1 <= num_clusters <= len(rows):
@@ -78,9 +73,12 @@ def _distances(rows: Rows, points: Float[Tensor, "point dim"]) -> Float[Tensor, 
 def _assign(rows: Rows, origin: Point, centres: Starts) -> tuple[Labels, Distances]:
     """Return the nearest centre of each start to each row, and how far it is."""
     points = centres.flatten(0, 1)
-    chunks = (chunk for _, chunk in _chunks(rows, origin, len(points)))
-    parts = [_distances(chunk, points).unflatten(1, centres.shape[:2]).min(2) for chunk in chunks]
-    return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
+    distances = origin.new_empty(len(rows), len(centres))
+    labels = torch.empty_like(distances, dtype=torch.int64)
+    for part, chunk in _chunks(rows, origin, len(points)):
+        to_all = _distances(chunk, points).unflatten(1, centres.shape[:2])
+        distances[part], labels[part] = to_all.min(2)
+    return labels, distances
 
 
 def _means(rows: Rows, origin: Point, labels: Labels, distances: Distances, num: int) -> Starts:
@@ -109,8 +107,10 @@ def _seed(rows: Rows, origin: Point, num_clusters: int, sources: list[torch.Gene
         noise = [torch.empty_like(closest[0]).exponential_(generator=source) for source in sources]
         drawn = (weights / torch.stack(noise)).topk(num_trials).indices  # without replacement
         points = rows[drawn.flatten()].float() - origin
-        parts = [_distances(chunk, points) for _, chunk in _chunks(rows, origin, len(points))]
-        trials = torch.cat(parts).T.unflatten(0, drawn.shape).minimum(closest.unsqueeze(1))
+        trials = closest.unsqueeze(1).repeat(1, num_trials, 1)
+        for part, chunk in _chunks(rows, origin, len(points)):
+            found = _distances(chunk, points).T.unflatten(0, drawn.shape)
+            trials[..., part].clamp_max_(found)
         best = trials.sum(2).argmin(1)
         chosen.append(points.unflatten(0, drawn.shape)[starts, best])
         weights = closest = trials[starts, best]
