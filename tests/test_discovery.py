@@ -272,6 +272,7 @@ def test_views_reach_the_method_augmented_and_in_number(
     known_model: Model, split: Split, short: Config
 ) -> None:
     seen: list[Tensor] = []
+    seen_small: list[Tensor | None] = []
 
     class Watcher(LwF):
         __slots__ = ()
@@ -280,12 +281,25 @@ def test_views_reach_the_method_augmented_and_in_number(
             self, model: Model, views: Views, state: nn.Module, progress: Tensor, noise: Noise
         ) -> Terms:
             seen.append(views.large)
+            seen_small.append(views.small)
             return LwF.loss(self, model, views, state, progress, noise)
 
     config = replace(short, discovery=replace(short.discovery, num_large=3))
     discover(known_model, split.novel_images, Watcher(), config)
     assert [tuple(views.shape) for views in seen] == [(3, 32, 1, 16, 16)] * 4
     assert not torch.equal(seen[0][0], seen[0][1])
+    assert seen_small == [None] * 4
+
+    # This method reads the large views alone, so the small ones may be of any size.
+    seen.clear()
+    seen_small.clear()
+    part = View(size=5, resized=1.0)
+    config = replace(short, discovery=replace(short.discovery, small=part, num_small=2))
+    discover(known_model, split.novel_images, Watcher(), config)
+    assert [tuple(views.shape) for views in seen] == [(2, 32, 1, 16, 16)] * 4
+    small = [views for views in seen_small if views is not None]
+    assert [tuple(views.shape) for views in small] == [(2, 32, 1, 5, 5)] * 4
+    assert not torch.equal(small[0][0], small[0][1])
 
     seen.clear()
     plain = replace(short, discovery=replace(short.discovery, large=View()))

@@ -406,18 +406,6 @@ def test_small_views_take_part(name: str, known_model: Model, split: Split, conf
         assert torch.equal(two[key], other[key])
 
 
-@every_method
-def test_discovery_draws_the_small_views_that_it_is_asked_for(
-    name: str, known_model: Model, split: Split, config: Config
-) -> None:
-    short = shorter(config)
-    discovery = replace(short.discovery, small=SMALL, num_small=1)
-    both = [short, replace(short, discovery=discovery)]
-    models = [discover(known_model, split.novel_images, small(name), c) for c in both]
-    assert all(torch.isfinite(t).all() for t in models[1].state_dict().values())
-    assert fingerprint(models[0].novel_head) != fingerprint(models[1].novel_head)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("norms", ["pool", "held"])
 @pytest.mark.parametrize("name", ["ncdwf", "ncdwf-gauss"])
 def test_norms_follow_the_pool_or_are_held(

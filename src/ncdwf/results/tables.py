@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from ncdwf.results import paper
 from ncdwf.results.benchmark import Line, find
@@ -21,9 +21,9 @@ def runs_of(grid: Grid, setting: str, variant: Variant, lines: list[Line]) -> li
     return [line for cell in grid.row(setting, variant) if (line := find(lines, cell))]
 
 
-def routed(line: Line, protocol: Protocol, tau: Tau) -> dict[str, float]:
+def routed(line: Line, protocol: Protocol, tau: Tau) -> dict[str, Any]:
     """Return the figures at one threshold; a model without an identifier has its own rule only."""
-    rules: list[dict[str, float]] = line[protocol]
+    rules: list[dict[str, Any]] = line[protocol]
     own = rules[line["default_rule"]]
     return next((rule for rule in rules if rule["tau"] == tau), own) if tau != "own" else own
 
