@@ -578,14 +578,7 @@ BAD = {
 }
 
 
-# TODO: remove this mark when `experiment.check` looks at the size of the views.
-LATE = {"a view too small for the backbone", "a small view too small for the backbone"}
-late = pytest.mark.xfail(strict=True, reason="the small backbone fails in the first step")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[late] if name in LATE else []) for name in BAD]
-)
+@pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line_code_2_and_nothing_written(
     call: Call, finished_run: Path, tmp_path: Path, name: str
 ) -> None:
@@ -604,16 +597,7 @@ def test_bad_input_is_one_line_code_2_and_nothing_written(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "device=cuda",
-        # TODO: remove this mark when `experiment.check` looks at the engine.
-        pytest.param(
-            "engine=captured", marks=pytest.mark.xfail(strict=True, reason="refused too late")
-        ),
-    ],
-)
+@pytest.mark.parametrize("assignment", ["device=cuda", "engine=captured"])
 def test_a_missing_device_is_refused_before_anything_is_written(
     call: Call, tmp_path: Path, assignment: str
 ) -> None:

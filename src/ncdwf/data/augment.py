@@ -31,7 +31,7 @@ class Views:
     """The augmented batch that a method gets: pictures and nothing else."""
 
     large: Float[Tensor, "large batch channel height width"]
-    small: Float[Tensor, "small batch channel side side"] | None = None
+    small: Float[Tensor, "small batch channel small_height small_width"] | None = None
 
     @property
     def groups(self) -> tuple[Tensor, ...]:

@@ -135,12 +135,17 @@ def sharpen(
     novel = torch.full_like(logits[len(latents) :], 1 - 1 / (len(features) + 2))
     targets = torch.cat([known, novel])
     inputs = torch.stack([logits, torch.ones_like(logits)], dim=1)
-    line = torch.tensor([1.0, 0.0], dtype=torch.float64, device=logits.device)
-    ridge = 1e-3 * torch.eye(2, dtype=torch.float64, device=logits.device)
-    for _ in range(NEWTON_STEPS):
+    line = torch.zeros(2, dtype=torch.float64, device=logits.device)
+    sizes = 0.5 ** torch.arange(30, dtype=torch.float64, device=logits.device)
+    eye = torch.eye(2, dtype=torch.float64, device=logits.device)
+    for _ in range(NEWTON_STEPS):  # with a line search: bare Newton steps overshoot
         answers = torch.sigmoid(inputs @ line)
         curvature = (inputs * (answers * (1 - answers))[:, None]).T @ inputs
-        line = line - torch.linalg.solve(curvature + ridge, inputs.T @ (answers - targets))
+        damped = curvature + 1e-9 * (1 + curvature.trace()) * eye
+        step = torch.linalg.solve(damped, inputs.T @ (answers - targets))
+        tried = line - sizes[:, None] * step
+        scaled = tried @ inputs.T
+        line = tried[(F.softplus(scaled) - targets * scaled).sum(1).argmin()]
     last = identifier.layers[-1]
     assert isinstance(last, nn.Linear)
     if bool(line[0] > 0):  # else it ranks no better than chance, and no scale can mend that

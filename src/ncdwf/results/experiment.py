@@ -30,7 +30,14 @@ from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import check_pool, discover, make_method
 from ncdwf.learning.identification import PHASE as IDENTIFIER
-from ncdwf.learning.loop import Checkpoints, Epoch, History, Progress, choose_device
+from ncdwf.learning.loop import (
+    Checkpoints,
+    Epoch,
+    History,
+    Progress,
+    choose_device,
+    choose_engine,
+)
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
@@ -160,7 +167,18 @@ def check(config: Config, data_dir: Path | None = None) -> None:
     pool = Setting.parse(config.setting).load(data_dir).novel_images
     check_pool(len(pool), config.discovery.num_novel)
     check_backbone(config.backbone)
-    choose_device(config.device)
+    choose_engine(config.engine, choose_device(config.device))
+    views = {
+        "supervised.view": config.supervised.view,
+        "discovery.large": config.discovery.large,
+        "discovery.small": config.discovery.small,
+    }
+    for name, view in views.items():
+        if config.backbone == "small" and view.size and (view.size,) * 2 != pool.shape[2:]:
+            raise InputError(
+                f"config.{name}.size={view.size}: the backbone 'small' reads no other size than "
+                "that of the pictures; leave it 0"
+            )
 
 
 def complete(config: Config) -> Config:
