@@ -52,8 +52,13 @@ def lines() -> list[Line]:
     return [line(cell, 80.0 + cell.seed, 60.0) for cell in cells.values()]
 
 
-def test_the_main_table_holds_means_and_the_papers_rows(lines: list[Line]) -> None:
-    table = blocks(lines)["main-aware"]
+@pytest.fixture(scope="module")
+def found(lines: list[Line]) -> dict[str, str]:
+    return blocks(lines)
+
+
+def test_the_main_table_holds_means_and_the_papers_rows(found: dict[str, str]) -> None:
+    table = found["main-aware"]
     assert row(table, "`ncdwf`")[1:4] == ["81.00 ± 1.00", "60.00 ± 0.00", "70.50 ± 0.50"]
     assert row(table, "`uno`")[1:4] == ["80.00", "60.00", "70.00"]
     assert row(table, "paper: NCDwF")[4:7] == ["65.03", "77.03", "71.03"]
@@ -62,7 +67,9 @@ def test_the_main_table_holds_means_and_the_papers_rows(lines: list[Line]) -> No
     assert row(table, "after the supervised phase")[1] == "99.00 ± 0.00"
 
 
-def test_routed_figures_are_those_of_the_named_threshold(lines: list[Line]) -> None:
+def test_routed_figures_are_those_of_the_named_threshold(
+    lines: list[Line], found: dict[str, str]
+) -> None:
     run = lines[0]
     assert routed(run, "agnostic", 0.99)["known"] == run["aware"]["known"] - 20
     assert routed(run, "agnostic", "own")["tau"] == 0.7
@@ -70,42 +77,42 @@ def test_routed_figures_are_those_of_the_named_threshold(lines: list[Line]) -> N
     assert routed({**run, "agnostic": [{"tau": 0.5}], "default_rule": 0}, "agnostic", 0.99) == {
         "tau": 0.5
     }
-    found = blocks(lines)
     assert row(found["main-agnostic"], "`ncdwf`")[1] == "71.00 ± 1.00"
     assert row(found["main-agnostic-0.99"], "`ncdwf`")[1] == "61.00 ± 1.00"
     assert row(found["main-agnostic"], "paper: NCDwF")[1:4] == ["79.68", "73.66", "76.67"]
     assert "paper" not in found["main-strict"]
 
 
-def test_the_threshold_table_has_a_row_of_ours_and_one_of_the_papers(lines: list[Line]) -> None:
-    table = blocks(lines)["tau"]
+def test_the_threshold_table_has_a_row_of_ours_and_one_of_the_papers(
+    found: dict[str, str],
+) -> None:
+    table = found["tau"]
     assert row(table, "0.8")[1] == "51.00 ± 1.00"
     assert row(table, "0.8", after=1)[:4] == ["paper", "64.94", "80.66", "72.80"]
     assert row(table, "calibrated")[1] == "71.00 ± 1.00"
 
 
-def test_ablation_and_alpha_stand_beside_the_paper(lines: list[Line]) -> None:
-    table = blocks(lines)["ablation"]
+def test_ablation_and_alpha_stand_beside_the_paper(found: dict[str, str]) -> None:
+    table = found["ablation"]
     assert row(table, "pseudo-latent replay only", after=1)[1] == "92.12"
     assert row(table, "mutual information only", after=1)[4] == "6.75"
     assert row(table, "ncdwf", after=1)[3] == "91.52"
     assert row(table, "both, without distillation")[1] == "80.00"
-    alpha = blocks(lines)["alpha"]
+    alpha = found["alpha"]
     assert row(alpha, "Beta(100, 1)") == ["Beta(100, 1)", *["–"] * 12]  # not run yet
     assert row(alpha, "Beta(100, 1)", after=1)[5] == "12.76"
     assert row(alpha, "ncdwf")[1] == "80.00"
 
 
-def test_the_overview_is_about_all(lines: list[Line]) -> None:
-    table = blocks(lines)["overview"]
+def test_the_overview_is_about_all(found: dict[str, str]) -> None:
+    table = found["overview"]
     assert row(table, "task-aware, paper: NCDwF")[1:] == ["91.52", "71.03", "64.42", "67.24"]
     assert row(table, "task-agnostic, paper: UNO")[1] == "35.68"
     assert row(table, "task-aware, here: `ncdwf`")[1] == "70.50 ± 0.50"
     assert row(table, "task-agnostic, here: `ncdwf`")[1] == "65.50 ± 0.50"
 
 
-def test_digits_tables(lines: list[Line]) -> None:
-    found = blocks(lines)
+def test_digits_tables(found: dict[str, str]) -> None:
     assert row(found["digits-seeds"], "3")[1:4] == ["99.00", "83.00", "60.00"]
     assert row(found["digits-seeds"], "3")[-1] == "`012345678`"
     # Standard deviation of 80, …, 84.

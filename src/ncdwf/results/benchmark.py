@@ -49,11 +49,9 @@ def find(lines: list[Line], cell: Cell) -> Line | None:
     """Return the line of one run, if it is among `lines`; another configuration is another run."""
     variant = cell.variant
     wanted = (cell.setting, variant.method, variant.name, cell.seed)
-    for line in lines:
-        is_named = tuple(line[key] for key in IDENTITY) == wanted
-        if is_named and is_record_of(line["config"], cell.config):
-            return line
-    return None
+    named = [line for line in lines if tuple(line[key] for key in IDENTITY) == wanted]
+    config = cell.config
+    return next((line for line in named if is_record_of(line["config"], config)), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
