@@ -25,7 +25,7 @@ from ncdwf.learning.discovery import METHODS, check_method
 from ncdwf.model import Model
 from ncdwf.results import experiment, illustrations, tables
 from ncdwf.results.benchmark import Bench, read_lines
-from ncdwf.results.evaluation import Routed, Scores
+from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 from ncdwf.results.experiment import Run
 from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
 
@@ -553,8 +553,10 @@ def _print_scores(scores: Scores, title: str) -> None:
     aware = scores.aware
     table.add_row("task-aware", *(f"{v:.2f}" for v in (aware.known, aware.novel, aware.all)))
     for name, entries in (("task-agnostic", scores.agnostic), ("strict", scores.strict)):
-        for index, entry in enumerate(entries):
-            mark = " *" if index == scores.default_rule else ""
+        own = entries[scores.default_rule]
+        # scores.json has the other thresholds of the paper's table too.
+        for entry in [e for e in entries if e.tau == PAPER_TAU and e is not own] + [own]:
+            mark = " *" if entry is own else ""
             table.add_row(f"{name}, {_rule(entry)}{mark}", *_figures(entry))
     for name, text in (("pixels", "raw pixels"), ("features", "supervised features")):
         if name in scores.kmeans:
