@@ -380,6 +380,7 @@ def test_cifar_follows_the_schedules_and_views_of_uno(setting, method):
 
 def test_the_learning_rate_of_uno_on_cifar_is_the_published_one():
     assert recipe("cifar100-80-20", "uno").discovery.optim.lr == 0.4
+    assert recipe("cifar100-80-20", "ncdwf").discovery.optim.lr == 0.1
 
 
 @pytest.mark.parametrize("name", ["nothing-5-5", "digits", "digits-5-5 ", "digits-5", ""])
