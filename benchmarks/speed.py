@@ -24,7 +24,8 @@ from ncdwf.config import Config, override, recipe
 from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.loop import History, Quiet
 from ncdwf.learning.supervised import learn_known
-from ncdwf.model import Model
+from ncdwf.model import Architecture, Model
+from ncdwf.model.backbone import BACKBONES
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
 from ncdwf.noise import generator
@@ -77,8 +78,6 @@ def bare_step(module: nn.Module, inputs: Tensor, *, train: bool = True) -> float
 
 def network(shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Module:
     """Return the backbone of the CIFAR recipes with fresh weights."""
-    from ncdwf.model.backbone import BACKBONES
-
     return build(lambda: BACKBONES["resnet18"](shape), generator(0, "speed"))
 
 
@@ -177,8 +176,6 @@ class FirstStep(Quiet):
 def first_step() -> float:
     """Return the seconds from a saved model to the end of the first discovery step."""
     config = settings(discovery__optim__epochs=1, method__identifier_optim__epochs=1)
-    from ncdwf.model import Architecture
-
     names = tuple(map(str, range(NUM_KNOWN)))
     architecture = Architecture(
         backbone="resnet18",

@@ -128,6 +128,16 @@ def shorter(config: Config, *, supervised: int = 1, discovery: int = 2) -> Confi
 
 
 @contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Raise where the host waits for the GPU."""
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
 def unchanged_global_state() -> Iterator[None]:
     """Assert that nothing is drawn; the package does not import Python's own `random` at all."""
     before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002

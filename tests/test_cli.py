@@ -418,6 +418,11 @@ BAD = {
     "one known class": Bad(["run", "digits-1-5"], ("2 or more known",)),
     "no novel class": Bad(["learn", "digits-5-0"], ("1 or more novel",)),
     "cifar": Bad(["run", "cifar100-80-20"], ("CIFAR-100", "--data")),
+    "a setting that a table lacks": Bad(
+        ["reproduce", "digits", "--setting", "cifar10-5-5"], ("no run", "digits-5-5")
+    ),
+    "a seed that a table lacks": Bad(["reproduce", "main", "--seed", "99"], ("no run", "--seed")),
+    "a table without its data": Bad(["reproduce", "main"], ("CIFAR-10", "--data")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),
     "setting by override": sets("setting=digit-5-5", "unknown setting"),
     "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "--data"),

@@ -323,12 +323,18 @@ def reproduce(
     texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
     with Bar() as bar:
         bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
-        cells = [MATURITY, CONFUSION] if name == "figures" else GRIDS[tables.GRID_OF[name]].cells()
+        grid = GRIDS.get(tables.GRID_OF.get(name, ""))
+        cells = [MATURITY, CONFUSION] if grid is None else list(grid.cells())
         wanted = [
             cell
             for cell in cells
             if cell.setting in (settings or [cell.setting]) and cell.seed in (seeds or [cell.seed])
         ]
+        if not wanted:
+            raise InputError(
+                f"no run of {name!r} fits --setting and --seed; "
+                f"it has {', '.join(sorted({cell.setting for cell in cells}))}"
+            )
         for line in bench.reproduce(wanted):
             keys = ("setting", "method", "variant", "seed")
             err.print(*(line[key] for key in keys), "done", highlight=False)

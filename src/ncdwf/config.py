@@ -66,10 +66,8 @@ class View:
             value = getattr(self, name)
             require(value >= 0, f"view.{name}={value} should be 0 or more")
         require(0 <= self.scale < 1, f"view.scale={self.scale} should be from 0 to below 1")
-        for name in ("resized", "jitter", "solarise", "equalise"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"view.{name}={value} should be from 0 to 1")
-        for name in ("brightness", "contrast", "saturation"):
+        shares = ("resized", "jitter", "solarise", "equalise")
+        for name in (*shares, "brightness", "contrast", "saturation"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"view.{name}={value} should be from 0 to 1")
         require(0 <= self.hue <= 0.5, f"view.hue={self.hue} should be from 0 to 0.5")

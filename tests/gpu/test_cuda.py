@@ -1,13 +1,11 @@
 """The same code on a CUDA device: it learns there, no step waits for the host, a resume works."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Stop, StopAfter, tiny_recipe
+from conftest import Stop, StopAfter, no_synchronisation, tiny_recipe
 
 from ncdwf.data.setting import Setting, Split
 from ncdwf.learning import loop
@@ -20,15 +18,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture

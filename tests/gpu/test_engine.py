@@ -1,13 +1,11 @@
 """The three ways to run a step agree, none waits for the host, and a captured run resumes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Stop, StopAfter
+from conftest import Stop, StopAfter, no_synchronisation
 from torch import Tensor
 
 from ncdwf.config import Config, Engine, override, recipe
@@ -101,15 +99,6 @@ def test_discovery_steps_agree(
         discover(known, pictures[0], make_method(fields), changed, history=history)
         found[engine] = {k: v for k, v in means(history).items() if k[0] == "discovery"}
     agree(found)
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_no_captured_step_waits_for_the_device(

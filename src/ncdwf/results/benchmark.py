@@ -16,6 +16,7 @@ from ncdwf.results.experiment import (
     CONFIG_FILE,
     SCORES_FILE,
     Run,
+    check,
     config_record,
     execute,
     is_record_of,
@@ -68,14 +69,13 @@ class Bench:
 
         Each finished run is added to the results at once, so an interrupted grid loses nothing.
         """
-        storage.make_directory(self.results.parent)
         for cell in cells:
             line = find(read_lines(self.results), cell)
             if line is None or not observations.is_kept(cell, self.results.parent):
                 run = self._run(cell)
                 execute(run, self.progress, data_dir=self.data_dir)
-                observations.keep(cell, run, self.results.parent, data_dir=self.data_dir)
                 line = line or self._add(cell, run)
+                observations.keep(cell, run, self.results.parent, data_dir=self.data_dir)
             yield line
 
     def _run(self, cell: Cell) -> Run:
@@ -95,7 +95,11 @@ class Bench:
         parts = [config.setting, asdict(config.supervised), config.backbone, config.seed]
         name = hashlib.sha256(storage.to_json_bytes(parts)).hexdigest()[:12]
         path = self.work_dir / "supervised" / f"{config.setting}-seed{config.seed}-{name}"
-        run = Run.open(path) if (path / CONFIG_FILE).exists() else Run.create(path, config)
+        if (path / CONFIG_FILE).exists():
+            run = Run.open(path)
+        else:
+            check(config, self.data_dir)  # before anything is written
+            run = Run.create(path, config)
         learn_stage(run, self.progress, data_dir=self.data_dir)
         return run
 
@@ -103,6 +107,7 @@ class Bench:
         scores = storage.read_json(run.path / SCORES_FILE)
         kept = {key: value for key, value in scores.items() if key not in NOT_KEPT}
         line: Line = kept | {"variant": cell.variant.name}
+        storage.make_directory(self.results.parent)
         lines = [*read_lines(self.results), line]
         text = "".join(f"{json.dumps(entry, allow_nan=False)}\n" for entry in lines)
         storage.write_bytes(self.results, text.encode())
