@@ -59,9 +59,15 @@ def captured(work: Callable[[], None]) -> float:
     return start.elapsed_time(end) / 1000 / count
 
 
-def bare_step(module: nn.Module, inputs: Tensor, *, train: bool = True) -> float:
+def bare_step(
+    module: nn.Module, inputs: Tensor, *, train: bool = True, hold_norms: bool = False
+) -> float:
     """Return the seconds of forward, backward and SGD (or of a forward alone) of `module`."""
     module = module.cuda().to(memory_format=torch.channels_last).train(train)
+    if hold_norms:
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()
     forward = torch.compile(module, dynamic=False)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
@@ -131,19 +137,25 @@ def bare_discovery(batch_size: int, num_novel: int) -> dict[str, float]:
     """Return the seconds that the parts of a discovery step need bare."""
     config = settings()
     num_large, num_small = config.discovery.num_large, config.discovery.num_small
-    method = config.method
+    clustering, hold_norms = config.method["clustering"], config.method["norms"] == "held"
     features = torch.rand((num_large + num_small) * batch_size, 512, device="cuda")
 
     def heads(num_clusters: int) -> nn.Module:
-        sizes = {key: method[key] for key in ("num_heads", "num_hidden", "num_projected")}
+        sizes = {key: clustering[key] for key in ("num_heads", "num_hidden", "num_projected")}
         return build(lambda: MultiHead(512, num_clusters, **sizes), generator(0, "heads"))
 
     return {
-        "large views": bare_step(network(), pictures(num_large * batch_size)),
-        "small views": bare_step(network(), pictures(num_small * batch_size, side=18)),
+        "large views": bare_step(
+            network(), pictures(num_large * batch_size), hold_norms=hold_norms
+        ),
+        "small views": bare_step(
+            network(), pictures(num_small * batch_size, side=18), hold_norms=hold_norms
+        ),
         "teacher": bare_step(network(), pictures(num_large * batch_size), train=False),
         "heads": bare_step(heads(num_novel), features),
-        "over-clustering heads": bare_step(heads(num_novel * method["overclustering"]), features),
+        "over-clustering heads": bare_step(
+            heads(num_novel * clustering["overclustering"]), features
+        ),
     }
 
 
