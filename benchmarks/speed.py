@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ncdwf.config import Config, override, recipe
+from ncdwf.config import Config, override
 from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.loop import History, Quiet
 from ncdwf.learning.supervised import learn_known
@@ -29,6 +29,7 @@ from ncdwf.model.backbone import BACKBONES
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
 from ncdwf.noise import generator
+from ncdwf.recipes import recipe
 from ncdwf.results.experiment import complete, source_commit
 
 NUM_KNOWN = 80
@@ -191,9 +192,7 @@ def first_step() -> float:
     names = tuple(map(str, range(NUM_KNOWN)))
     architecture = Architecture(
         backbone="resnet18",
-        num_channels=3,
-        height=32,
-        width=32,
+        input_shape=(3, 32, 32),
         num_known=NUM_KNOWN,
         temperature=0.1,
         spread="shared-diagonal",

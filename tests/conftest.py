@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ncdwf.config
 import ncdwf.data.setting
+import ncdwf.recipes
 from ncdwf import storage
 from ncdwf.config import Config, Discovery, Optim, Supervised, View, override
 from ncdwf.data.setting import DataSet, Setting, Split
@@ -83,7 +83,7 @@ def tiny_recipe(setting: str = "tiny-4-2", num_novel: int = 2, method: str = "nc
 def register_tiny(patch: pytest.MonkeyPatch) -> None:
     data = DataSet(class_names=NAMES, read=read_tiny)
     patch.setitem(ncdwf.data.setting.DATA_SETS, "tiny", data)
-    patch.setitem(ncdwf.config.RECIPES, "tiny", tiny_recipe)
+    patch.setitem(ncdwf.recipes.RECIPES, "tiny", tiny_recipe)
 
 
 class Stop(Exception):

@@ -1,6 +1,7 @@
 import colorsys
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from ncdwf.config import View
-from ncdwf.data.augment import Views, augment, augment_views, num_draws
+from ncdwf.data.augment import Views, augment, augment_views, check_view, num_draws, view_draw
+from ncdwf.errors import InputError
+from ncdwf.noise import Draw
 
 HALF = 0.5
 """The draw that changes nothing: 2 · 0.5 - 1 = 0. (For the flip it means: do not mirror.)"""
@@ -659,3 +662,103 @@ def test_views_come_in_groups_of_one_size():
     large, small = torch.zeros(2, 4, 3, 8, 8), torch.zeros(5, 4, 3, 6, 6)
     assert [len(group) for group in Views(large=large).groups] == [2]
     assert [len(group) for group in Views(large=large, small=small).groups] == [2, 5]
+
+
+# Vectors
+
+# Around their means the numbers vary by 1, by 20 and not at all.
+VECTORS = torch.tensor([[0.0, -30.0, 7.0], [2.0, 10.0, 7.0]])
+
+
+def test_noise_is_in_the_unit_in_which_each_number_varies():
+    normal = torch.tensor([[1.0, -1.0, 3.0], [2.0, 0.5, -4.0]])
+    got = augment(VECTORS, View(noise=0.5), normal)
+    # Half a unit times the draw: 0.5 · 1 · (1, 2), 0.5 · 20 · (-1, 0.5), 0.
+    assert got.tolist() == [[0.5, -40.0, 7.0], [3.0, 15.0, 7.0]]
+
+
+def test_without_noise_vectors_stay_as_they_are():
+    vectors = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(augment(vectors, View(), torch.full((20, 3), torch.nan)), vectors)
+
+
+def test_a_vector_alone_has_no_unit_and_stays_as_it_is():
+    assert torch.equal(augment(VECTORS[:1], View(noise=0.5), torch.ones(1, 3)), VECTORS[:1])
+
+
+def test_a_number_that_never_changes_gets_no_noise_however_large_it_is():
+    vectors = torch.full((1001, 2), 1e8 / 3)
+    assert torch.equal(augment(vectors, View(noise=1.0), torch.ones(1001, 2)), vectors)
+
+
+def test_several_views_of_vectors_have_draws_of_their_own_and_one_unit():
+    normal = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], [[-1.0, 2.0, 1.0], [0.0, 0.0, 1.0]]])
+    got = augment_views(VECTORS, View(noise=0.5), normal)
+    assert got.tolist() == [
+        [[0.5, -30.0, 7.0], [2.0, 20.0, 7.0]],
+        [[-0.5, -10.0, 7.0], [2.0, 10.0, 7.0]],
+    ]
+    assert torch.equal(augment_views(VECTORS, View(), normal), torch.stack([VECTORS, VECTORS]))
+
+
+def test_noise_is_as_wide_as_asked_for():
+    source = torch.Generator().manual_seed(0)
+    vectors = torch.tensor([1e-3, 1.0, 1e6]) * torch.randn(4000, 3, generator=source)
+    normal = torch.randn(4000, 3, generator=source)
+    noise = (augment(vectors, View(noise=0.2), normal) - vectors) / vectors.std(0)
+    # The deviation of n numbers varies by σ / √(2n), about 1 % here.
+    assert noise.std(0).tolist() == pytest.approx([0.2] * 3, rel=0.05)
+
+
+def test_vectors_and_draws_are_left_as_they_were():
+    vectors, normal = VECTORS.clone(), torch.ones(2, 3)
+    with unchanged_global_state():
+        augment(vectors, View(noise=0.5), normal)
+    assert torch.equal(vectors, VECTORS)
+    assert torch.equal(normal, torch.ones(2, 3))
+
+
+# What views draw, and which can be made
+
+
+@pytest.mark.parametrize(
+    ("view", "shape", "expected"),
+    [
+        (View(noise=0.1), (5,), Draw(kind="normal", shape=(3, 8, 5))),
+        (View(), (5,), Draw(kind="normal", shape=(3, 8, 5))),
+        (View(), (1, 6, 7), Draw(kind="uniform", shape=(3, 8, 5))),
+        (EVERYTHING, (3, 6, 7), Draw(kind="uniform", shape=(3, 8, 36))),
+    ],
+)
+def test_pictures_draw_uniform_numbers_and_vectors_normal_ones(view, shape, expected):
+    assert view_draw(view, 3, 8, shape) == expected
+
+
+def other_value(name):
+    """Return a value of a field of `View` that is allowed and not the one it has by default."""
+    kind = type(getattr(View(), name))
+    return 0.75 if name == "max_area" else {bool: True, int: 1, float: 0.25}[kind]
+
+
+PICTURE_FIELDS = [item.name for item in fields(View) if item.name != "noise"]
+
+
+@pytest.mark.parametrize("name", PICTURE_FIELDS)
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_whatever_changes_pictures_is_refused_for_vectors(name, noise):
+    view = View(**{name: other_value(name)}, noise=noise)
+    assert view != View(noise=noise)
+    message = "discovery.large changes pictures; vectors accept discovery.large.noise alone"
+    with pytest.raises(InputError, match=re.escape(message)):
+        check_view(view, (5,), name="discovery.large")
+    if not noise:
+        check_view(view, (3, 8, 8), name="discovery.large")
+
+
+def test_noise_is_for_vectors_alone():
+    check_view(View(noise=0.3), (5,), name="supervised.view")
+    check_view(View(), (5,), name="supervised.view")
+    check_view(EVERYTHING, (3, 8, 8), name="supervised.view")
+    message = "supervised.view.noise=0.3 is for vectors; pictures need 0"
+    with pytest.raises(InputError, match=re.escape(message)):
+        check_view(replace(EVERYTHING, noise=0.3), (3, 8, 8), name="supervised.view")

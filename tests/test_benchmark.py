@@ -23,10 +23,10 @@ GRID = Grid(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     from conftest import register_tiny, shorter, tiny_recipe
 
-    import ncdwf.config
+    import ncdwf.recipes
 
     register_tiny(monkeypatch)
-    monkeypatch.setitem(ncdwf.config.RECIPES, "tiny", lambda *names: shorter(tiny_recipe(*names)))
+    monkeypatch.setitem(ncdwf.recipes.RECIPES, "tiny", lambda *names: shorter(tiny_recipe(*names)))
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ from PIL import Image
 
 from ncdwf import __version__
 from ncdwf.cli import main
-from ncdwf.config import RECIPES, Config, override
+from ncdwf.config import Config, override
 from ncdwf.data.cifar import DATA_VARIABLE
 from ncdwf.data.setting import SETTINGS, Split
 from ncdwf.learning.discovery import METHODS
 from ncdwf.model import Model
+from ncdwf.recipes import RECIPES
 from ncdwf.results.experiment import Run, execute
 
 VERBS = ("run", "learn", "discover", "evaluate", "predict", "inspect", "reproduce", "list")
@@ -578,7 +579,7 @@ BAD = {
         "model.json does not describe a model",
     ),
     "description of another version": broken_model(
-        lambda path: edit_json(path / "model.json", format=2), "has format 2", "reads 1"
+        lambda path: edit_json(path / "model.json", format=1), "has format 1", "reads 2"
     ),
 }
 

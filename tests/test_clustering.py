@@ -12,9 +12,7 @@ from ncdwf.noise import generator
 SIZES = Clustering(num_heads=3, num_hidden=5, num_projected=7, overclustering=2)
 SHAPE = Architecture(
     backbone="small",
-    num_channels=1,
-    height=4,
-    width=4,
+    input_shape=(1, 4, 4),
     num_known=2,
     temperature=0.1,
     spread="shared-diagonal",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import Stop, StopAfter, fingerprint, shorter, timeless, unchanged_global_state
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ncdwf.config import Config, View
 from ncdwf.data.augment import Views
@@ -179,11 +180,37 @@ def test_bad_input_is_refused_with_the_offending_value(
         discover(known_model, images, method, config)
 
 
-def test_a_model_that_has_discovered_is_refused(
+def test_a_model_that_has_discovered_begins_another_round(
     found_model: Model, split: Split, method: Method, config: Config
 ) -> None:
-    with pytest.raises(InputError, match="discovered already"):
-        discover(found_model, split.novel_images, method, config)
+    again = discover(found_model, split.novel_images, method, config)
+    assert (
+        again.known_names
+        == found_model.class_names
+        == (
+            *("ant", "bee", "cat", "dog"),
+            *("novel-1", "novel-2"),
+        )
+    )
+    assert again.novel_names == ("novel-3", "novel-4")
+    assert (again.num_known, again.architecture.num_discovered) == (6, 2)
+    means = torch.cat([found_model.statistics.means, found_model.novel_statistics.means])  # type: ignore[union-attr]
+    assert torch.equal(again.statistics.means, means)
+    assert again.predict(split.test_images).labels.max() < 8
+
+
+def test_the_pool_leaves_the_statistics_of_the_novel_classes(
+    found_model: Model, split: Split
+) -> None:
+    """Few pictures lie between two classes here, so degrees say the same as first choices."""
+    statistics = found_model.novel_statistics
+    assert statistics is not None
+    features = found_model.features(split.novel_images)
+    chosen = found_model.outputs(features).novel_logits[int(found_model.best_head)].argmax(1)
+    assert torch.equal(statistics.counts, torch.bincount(chosen, minlength=2))
+    for label in range(2):
+        wanted = features[chosen == label].mean(0)
+        assert F.cosine_similarity(statistics.means[label], wanted, dim=0) > 0.95
 
 
 def entry(epoch: int, losses: list[float]) -> Epoch:

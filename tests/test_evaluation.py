@@ -42,9 +42,7 @@ def made_split(**changes):
 def known_model(num_known=2):
     shape = Architecture(
         backbone="small",
-        num_channels=1,
-        height=4,
-        width=4,
+        input_shape=(1, 4, 4),
         num_known=num_known,
         temperature=0.1,
         spread="shared-diagonal",

@@ -32,7 +32,13 @@ every_method = pytest.mark.parametrize("name", NAMES)
 
 SMALL = View(resized=1.0, min_area=0.3, max_area=0.8)
 """Parts of the pictures, at their size: the small backbone reads no other."""
-SIZES = {"num_heads": 3, "num_hidden": 5, "num_projected": 7, "overclustering": 4}
+SIZES = {
+    "num_heads": 3,
+    "num_hidden": 5,
+    "num_projected": 7,
+    "overclustering": 4,
+    "temperature": 0.2,
+}
 
 
 def small(name: str, **changes: Any) -> Method:
@@ -386,6 +392,7 @@ def test_the_sizes_of_the_heads_are_checked_and_used(name: str, known_model: Mod
         "num_heads": 3,
         "num_hidden": 5,
         "num_projected": 7,
+        "temperature": 0.2,
     }
     assert state.overclusters.prototypes.shape == (3, 7, 2 * 4)  # type: ignore[union-attr]
 

@@ -5,10 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from ncdwf.errors import InputError
 from ncdwf.model.initialise import build
-from ncdwf.model.statistics import Accumulator, ClassStatistics
+from ncdwf.model.statistics import Accumulator, ClassStatistics, joined, soft_statistics
 from ncdwf.noise import generator
 
 SPREADS = ("shared-diagonal", "shared", "per-class")
@@ -123,3 +124,148 @@ def test_statistics_start_empty_and_are_stored_whole(spread, shape):
 def test_an_unknown_spread_is_an_error():
     with pytest.raises(KeyError, match=re.escape("full")):
         ClassStatistics(3, 4, "full")
+
+
+# Members to a degree
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_whole_members_have_the_statistics_of_labels(spread):
+    features, labels = sample()
+    soft = soft_statistics(features, F.one_hot(labels, 3).float(), spread).state_dict()
+    hard = measure(features, labels, spread).state_dict()
+    assert set(soft) == set(hard)
+    for name, tensor in hard.items():
+        assert soft[name].dtype == tensor.dtype
+        assert soft[name].shape == tensor.shape
+        assert torch.allclose(soft[name], tensor, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spread", "expected"),
+    [
+        ("shared-diagonal", [8, 4]),
+        ("shared", [[8, -4], [-4, 4]]),
+        ("per-class", [[[8, 0], [0, 0]], [[8, -8], [-8, 8]]]),
+    ],
+)
+def test_members_to_a_degree_by_hand(spread, expected):
+    features = torch.tensor([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0]])
+    memberships = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    statistics = soft_statistics(features, memberships, spread)
+    # Each class has one whole and one half member, 1.5 together. Residuals of the first, whose
+    # mean is (2, 0): (-2, 0) and half of (4, 0), squares 4 + 0.5 · 16 = 12. Of the second, mean
+    # (2, 4): (-2, 2) and half of (4, -4): 12 in each, -12 across. All are shared by 3 pictures.
+    assert statistics.means.tolist() == [[2, 0], [2, 4]]
+    assert torch.allclose(statistics.spread, torch.tensor(expected).float(), atol=1e-6)
+    assert statistics.feature_norm.item() == 4  # (0 + 6 + 6) / 3
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_class_that_is_nobodys_first_choice_has_a_mean(spread):
+    features = torch.tensor([[0.0], [4.0]])
+    memberships = torch.tensor([[0.9, 0.1], [0.7, 0.3]])
+    statistics = soft_statistics(features, memberships, spread)
+    assert statistics.counts.tolist() == [2, 0]
+    # 0.7 · 4 / 1.6 and 0.3 · 4 / 0.4.
+    assert statistics.means.flatten().tolist() == pytest.approx([1.75, 3.0])
+    # Squares around them: 0.9 · 1.75² + 0.7 · 2.25² = 6.3 and 0.1 · 3² + 0.3 · 1² = 1.2.
+    expected = [6.3 / 1.6, 1.2 / 0.4] if spread == "per-class" else [7.5 / 2]
+    assert statistics.spread.flatten().tolist() == pytest.approx(expected)
+
+
+def test_first_choices_are_counted():
+    memberships = torch.tensor([[0.6, 0.4, 0.0], [0.3, 0.2, 0.5], [0.1, 0.0, 0.9]])
+    statistics = soft_statistics(torch.eye(3), memberships, "shared-diagonal")
+    assert statistics.counts.tolist() == [1, 0, 2]
+    assert statistics.counts.dtype == torch.int64
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_class_without_any_member_stays_finite(spread):
+    memberships = F.one_hot(torch.tensor([0, 0, 0]), 2).float()
+    statistics = soft_statistics(torch.eye(3), memberships, spread)
+    assert all(tensor.isfinite().all() for tensor in statistics.state_dict().values())
+
+
+def test_a_small_spread_of_members_to_a_degree_around_a_far_mean_is_not_lost():
+    source = torch.Generator().manual_seed(0)
+    features = 1e4 + 0.1 * torch.randn(1000, 2, generator=source)
+    labels = torch.arange(1000) % 2
+    memberships = F.one_hot(labels, 2).float()
+    spread = soft_statistics(features, memberships, "shared-diagonal").spread
+    assert np.allclose(spread, by_numpy(features, labels, "shared-diagonal")[1], rtol=1e-3)
+
+
+def test_a_spread_of_members_to_a_degree_is_never_negative():
+    source = torch.Generator().manual_seed(0)
+    memberships = torch.randn(50, 3, generator=source).double().softmax(1)
+    # The spread of equal features is 0 but for rounding, which goes down as often as up.
+    features = torch.rand(1, 100, generator=source).expand(50, 100)
+    spread = soft_statistics(features, memberships, "shared-diagonal").spread
+    assert (spread >= 0).all()
+
+
+# Known and novel classes together
+
+
+def filled(spread, means, value, counts, norm):
+    statistics = ClassStatistics(len(counts), 2, spread)
+    statistics.means = torch.tensor(means)
+    statistics.spread = statistics.spread + torch.tensor(value)
+    statistics.counts = torch.tensor(counts)
+    statistics.feature_norm = torch.tensor(norm)
+    return statistics
+
+
+def test_what_classes_share_is_averaged_by_their_sizes():
+    # 3 + 1 pictures of the first two classes, 12 of the third: a quarter and three quarters.
+    first = filled("shared-diagonal", [[1.0, 2.0], [3.0, 4.0]], [1.0, 1.0], [3, 1], 2.0)
+    second = filled("shared-diagonal", [[5.0, 6.0]], [5.0, 9.0], [12], 6.0)
+    both = joined(first, second)
+    assert both.means.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert both.counts.tolist() == [3, 1, 12]
+    assert both.spread.tolist() == [4, 7]
+    assert both.feature_norm.item() == 5
+    first = filled("shared", [[1.0, 2.0]], [[4.0, 0.0], [0.0, 8.0]], [4], 2.0)
+    second = filled("shared", [[5.0, 6.0]], [[8.0, 4.0], [4.0, 0.0]], [12], 6.0)
+    assert joined(first, second).spread.tolist() == [[7, 3], [3, 2]]
+
+
+def test_spreads_of_single_classes_are_put_one_after_another():
+    first = filled("per-class", [[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [2.0, 3.0]], [3, 1], 2.0)
+    second = filled("per-class", [[5.0, 6.0]], [[7.0, 8.0], [8.0, 9.0]], [12], 6.0)
+    both = joined(first, second)
+    assert both.spread.tolist() == [[[1, 2], [2, 3]], [[1, 2], [2, 3]], [[7, 8], [8, 9]]]
+    assert both.feature_norm.item() == 5
+
+
+def test_classes_of_which_nobody_was_counted_leave_what_is_shared_as_it_was():
+    first = filled("shared-diagonal", [[1.0, 2.0]], [1.0, 2.0], [3], 2.0)
+    second = filled("shared-diagonal", [[5.0, 6.0]], [5.0, 9.0], [0], 6.0)
+    for left, right in ((first, second), (second, first)):
+        both = joined(left, right)
+        assert both.spread.tolist() == [1, 2]
+        assert both.feature_norm.item() == 2
+    empty = joined(second, second)
+    assert empty.spread.tolist() == [5, 9]
+    assert empty.feature_norm.item() == 6
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_joined_statistics_are_those_of_all_pictures(spread):
+    features, labels = sample()
+    whole = measure(features, labels, spread)
+    is_last = labels == 2
+    parts = (
+        measure(features[~is_last], labels[~is_last], spread),
+        measure(features[is_last], labels[is_last] - 2, spread),
+    )
+    before = [{name: t.clone() for name, t in part.state_dict().items()} for part in parts]
+    both = joined(*parts)
+    for name, tensor in whole.state_dict().items():
+        assert torch.allclose(both.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+    for tensor in both.buffers():
+        tensor.fill_(7)
+    for part, kept in zip(parts, before, strict=True):
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in part.state_dict().items())

@@ -236,7 +236,11 @@ LABELS = np.array([0, 1, 0, 1, 0, 1])
         (PICTURES.astype(np.float32), LABELS, "float32; uint8"),
         (PICTURES.astype(np.int64), LABELS, "int64; uint8"),
         (np.zeros((6, 2, 16, 16), np.uint8), LABELS, "1 or 3 channels"),
-        (np.zeros((6, 16), np.uint8), LABELS, r"shape \(6, 16\)"),
+        (
+            np.zeros((6, 16), np.uint8),
+            LABELS,
+            r"'small' reads pictures, not inputs of shape \(16,\)",
+        ),
         ("pictures", LABELS, "images"),
     ],
 )
@@ -283,5 +287,5 @@ def test_too_few_held_out_pictures_are_refused_before_training(split: Split, sho
 def test_colour_pictures_are_learnt_too(short: Config) -> None:
     images, labels = tiny_pictures(8, seed=3)
     model = learn_known(images.expand(-1, 3, -1, -1), labels, short)
-    assert model.architecture.num_channels == 3
+    assert model.architecture.input_shape[0] == 3
     assert model.predict(images.expand(-1, 3, -1, -1)).labels.max() <= 5

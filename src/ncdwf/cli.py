@@ -1,31 +1,57 @@
 """The command line: one verb, one short function."""
 
-import csv
-import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
 from ncdwf import __version__, storage
-from ncdwf.config import RECIPES, Config, override, recipe
+from ncdwf.config import Config, OwnData, override
+from ncdwf.console import (
+    Bar,
+    Format,
+    err,
+    out,
+    print_choices,
+    print_holdings,
+    print_rows,
+    print_scores,
+    print_skipped,
+)
 from ncdwf.data.cifar import DATA_VARIABLE
-from ncdwf.data.folder import find_pictures, read_picture
+from ncdwf.data.folder import (
+    Listing,
+    decode,
+    find_pictures,
+    labelled_folder,
+    labelled_table,
+    survey,
+    unlabelled,
+)
+from ncdwf.data.inputs import Inputs
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError, NcdwfError
-from ncdwf.learning.discovery import METHODS, check_method
+from ncdwf.export import export_onnx
+from ncdwf.learning.discovery import METHODS, check_method, check_pool
+from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
+from ncdwf.recipes import (
+    LARGEST_SIDE,
+    RECIPES,
+    fit_discovery,
+    fit_supervised,
+    own_data,
+    recipe,
+)
 from ncdwf.results import experiment, illustrations, tables
 from ncdwf.results.benchmark import Bench, read_lines
-from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 from ncdwf.results.experiment import Run
 from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
 
@@ -36,10 +62,6 @@ app = typer.Typer(
     help="Novel class discovery without forgetting.",
     epilog="Start with `ncdwf run`: both phases on the embedded digits, about a minute on a CPU.",
 )
-out = Console()
-err = Console(stderr=True)
-
-PICTURES_AT_ONCE = 1024
 NAMES = (*tables.TABLES, "figures")
 
 SettingName = Annotated[
@@ -62,7 +84,7 @@ ConfigFile = Annotated[
 ResumeDir = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Go on with a run that was cut off.")
 ]
-
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse all if one picture cannot be read.")]
 
 DataDir = Annotated[
     Path | None,
@@ -87,22 +109,19 @@ class Changes:
             check_method(self.method)
             other = recipe(config.setting, self.method)
             config = replace(config, method=other.method, discovery=other.discovery)
+        config = self.override(config)
+        _fetch(config.setting, self.data_dir)
+        experiment.check(config, self.data_dir)
+        return config
+
+    def override(self, config: Config) -> Config:
+        """Return the configuration with the seed and the single fields changed, complete."""
         if self.seed is not None:
             config = replace(config, seed=self.seed)
         config = experiment.complete(config)
         for assignment in self.sets:
             config = override(config, assignment)
-        _fetch(config.setting, self.data_dir)
-        experiment.check(config, self.data_dir)
         return experiment.complete(config)
-
-
-class Format(StrEnum):
-    """How `predict` writes its answers."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
 
 
 @app.command()
@@ -133,13 +152,27 @@ def run(
     with _resumable(work), Bar() as bar:
         scores = experiment.execute(work, bar, data_dir=data_dir)
     config = work.config
-    _print_scores(scores, f"{config.method['name']} on {config.setting}, seed {config.seed}")
+    print_scores(scores, f"{config.method['name']} on {config.setting}, seed {config.seed}")
     out.print(f"Written to {work.path}", soft_wrap=True)
 
 
 @app.command()
 def learn(
     setting: SettingName = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own pictures: a folder with one sub-folder a class, or a CSV or "
+            "Parquet table with the columns path and label."
+        ),
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Side that they are scaled to; follows from them.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="small, resnet18 or timm:NAME; follows from the device.")
+    ] = None,
+    strict: Strict = False,
     out_dir: OutDir = None,
     seed: Seed = None,
     sets: Sets = None,
@@ -151,20 +184,36 @@ def learn(
 
     Examples:
 
+        ncdwf learn --images birds/ --out known
+
         ncdwf learn digits-5-5 --out known
 
         ncdwf learn --resume known
     """
     changes = Changes(seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
-    work = _begin(setting, out_dir, resume, config_file, changes)
+    if images is None:
+        work = _begin(setting, out_dir, resume, config_file, changes)
+    elif any(other is not None for other in (setting, config_file, resume)):
+        raise InputError("--images takes the place of SETTING, --config and --resume")
+    else:
+        config = _own_config(images, image_size, backbone, strict, changes)
+        work = Run.create(_directory(out_dir, config), config)
     with _resumable(work), Bar() as bar:
-        experiment.learn_stage(work, bar, data_dir=data_dir)
+        experiment.learn_stage(work, _labelled(work.config, data_dir, bar), bar)
     out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
 
 
 @app.command()
 def discover(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL")] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Your own pictures without labels: a folder or a file; repeatable."),
+    ] = None,
+    num_novel: Annotated[
+        int | None, typer.Option("--num-novel", "-n", min=1, help="Classes to look for.")
+    ] = None,
+    strict: Strict = False,
     out_dir: OutDir = None,
     setting: Annotated[
         str | None, typer.Option("--setting", help="Whose pool; that of MODEL's own run.")
@@ -175,21 +224,27 @@ def discover(
     resume: ResumeDir = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Do the discovery phase alone, from a saved model and the unlabelled pool of a setting.
+    """Do the discovery phase alone, from a saved model and unlabelled pictures.
+
+    A model that has discovered already begins another round: its novel classes are known ones.
 
     Examples:
 
-        ncdwf discover known --out both
+        ncdwf discover known --images unsorted/ --num-novel 5 --out both
 
-        ncdwf discover known --method ncdwf --set method.tau=0.9
+        ncdwf discover known --out both --method ncdwf --set method.tau=0.9
 
         ncdwf discover --resume both
     """
     changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
     if resume is not None:
-        work = _reopen(resume, changes, model, out_dir, setting)
+        work = _reopen(resume, changes, model, out_dir, setting, images)
     elif model is None:
         raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
+    elif images:
+        if setting is not None:
+            raise InputError("--images takes the place of --setting")
+        work = _own_round(model, images, num_novel, strict, out_dir, changes)
     else:
         start = experiment.load_supervised(model)
         recorded = _recorded(model, setting)
@@ -198,8 +253,9 @@ def discover(
             raise InputError("discover cannot change supervised or backbone: that phase is over")
         work = Run.create(_directory(out_dir, config), config, start)
     with _resumable(work), Bar() as bar:
-        experiment.discover_stage(work, bar, data_dir=data_dir)
-    out.print(f"A model of known and novel classes is in {work.path}", soft_wrap=True)
+        experiment.discover_stage(work, _pool(work.config, data_dir, bar), bar)
+    found = ", ".join(Model.load(work.path).novel_names)
+    out.print(f"A model of known and novel classes ({found}) is in {work.path}", soft_wrap=True)
 
 
 @app.command()
@@ -219,7 +275,7 @@ def evaluate(
     setting = setting or _recorded(model, None).setting
     _fetch(setting, data_dir)
     scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
-    _print_scores(scores, f"{model} on {setting}")
+    print_scores(scores, f"{model} on {setting}")
 
 
 @app.command()
@@ -227,10 +283,11 @@ def predict(
     model: ModelDir,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Picture files or folders.")],
     form: Annotated[Format, typer.Option("--format", "-f")] = Format.table,
+    strict: Strict = False,
 ) -> None:
     """Name pictures: a known class or novel-1, novel-2, …; nobody says which kind they are.
 
-    Pictures are turned upright and scaled to the size that the model learnt.
+    Pictures are turned upright, their shorter side is scaled and the middle is cut out.
 
     Examples:
 
@@ -239,16 +296,62 @@ def predict(
         ncdwf predict runs/digits-5-5-ncdwf-seed0 a.png b.png --format csv
     """
     loaded = experiment.load_model(model)
-    rows = []
     files = find_pictures(paths)
     with Bar() as bar:
-        bar.start("predict", len(files), 0)
-        for first in range(0, len(files), PICTURES_AT_ONCE):
-            rows += _predict_files(loaded, files[first : first + PICTURES_AT_ONCE])
-            bar.advance(len(files[first : first + PICTURES_AT_ONCE]))
-    if not rows:
-        raise InputError("none of the files could be read as a picture")
-    _print_rows(rows, form)
+        decoded = decode(files, _picture_shape(loaded), strict=strict, progress=bar)
+    print_skipped(decoded.skipped)
+    answers = loaded.to(choose_device("auto")).predict(decoded.images)
+    columns = (answers.labels, answers.probability, answers.novelty)
+    rows = [
+        {
+            "path": str(files[row]),
+            "class": loaded.class_names[label],
+            "probability": round(probability, 4),
+            "head": "novel" if label >= loaded.num_known else "known",
+            "novelty": round(novelty, 4),
+        }
+        for row, label, probability, novelty in zip(
+            decoded.kept, *(column.tolist() for column in columns), strict=True
+        )
+    ]
+    print_rows(rows, form)
+
+
+@app.command()
+def name(
+    model: ModelDir,
+    names: Annotated[list[str], typer.Argument(metavar="OLD=NEW…", help="As novel-1=kakapo.")],
+) -> None:
+    """Give classes other names.
+
+    Example:
+
+        ncdwf name both novel-1=kakapo novel-2="black robin"
+    """
+    pairs = [text.partition("=") for text in names]
+    for text, (old, equals, new) in zip(names, pairs, strict=True):
+        if not (old and equals and new):
+            raise InputError(f"{text!r} should be written OLD=NEW, as in novel-1=kakapo")
+    directory = experiment.model_dir(model)
+    loaded = Model.load(directory)
+    loaded.rename({old: new for old, _, new in pairs})
+    loaded.save_names(directory)
+    out.print(f"The classes of {model}: {', '.join(loaded.class_names)}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    model: ModelDir,
+    onnx: Annotated[Path, typer.Option("--onnx", help="File to write.")],
+) -> None:
+    """Write a model as one ONNX graph: pictures in, class probabilities and P(novel) out.
+
+    Example:
+
+        ncdwf export both --onnx birds.onnx
+    """
+    export_onnx(experiment.load_model(model), onnx)
+    out.print(f"Written to {onnx}, and it answers as the model does", soft_wrap=True)
 
 
 @app.command()
@@ -261,16 +364,7 @@ def inspect(model: ModelDir) -> None:
     """
     loaded = experiment.load_model(model)
     holdings = loaded.holdings()
-    table = Table("derived from, tensor", "shape", title=str(model), title_justify="left")
-    table.add_column("bytes", justify="right")
-    for source in dict.fromkeys(item.derived_from for item in holdings):
-        table.add_section()
-        table.add_row(f"[bold]{source}[/bold]")
-        for item in holdings:
-            if item.derived_from == source:
-                shape = "×".join(map(str, item.shape)) or "scalar"
-                table.add_row(f"  {item.name}", shape, f"{item.num_bytes:,}")
-    out.print(table)
+    print_holdings(str(model), holdings)
     total = sum(item.num_bytes for item in holdings)
     out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
     out.print(f"{', '.join(loaded.class_names)}.", soft_wrap=True)
@@ -388,47 +482,6 @@ def main() -> None:
         sys.exit(2)
 
 
-class Bar:
-    """A progress bar with pictures a second and the time left; silent when nobody watches."""
-
-    def __init__(self, unit: str = "images", size: int = 1) -> None:
-        self._unit, self._size = unit, size
-        self._bars = Bars(
-            TextColumn("{task.description:>10}"),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f} %"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=err,
-            disable=not err.is_terminal,
-        )
-        self._task = self._bars.add_task("", total=None, rate="")
-        self._bars.remove_task(self._task)
-
-    def __enter__(self) -> "Bar":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def start(self, task: str, num_images: int, done: int) -> None:
-        """Begin a task."""
-        self._task = self._bars.add_task(task, total=num_images, completed=done, rate="")
-
-    def advance(self, num_images: int) -> None:
-        """Count in the pictures of one step."""
-        self._bars.advance(self._task, num_images)
-        speed = self._bars.tasks[-1].speed
-        if speed:
-            self._bars.update(self._task, rate=f"{speed / self._size:,.0f} {self._unit}/s")
-
-    def stop(self) -> None:
-        """End the task; its bar stays."""
-
-
 def _fetch(setting: str, data_dir: Path | None) -> None:
     """Download what a setting needs, unless it is there."""
     with Bar(unit="kB", size=1000) as bar:
@@ -505,80 +558,93 @@ def _directory(out_dir: Path | None, config: Config) -> Path:
     return out_dir or experiment.new_run_dir(Path("runs"), config)
 
 
-def _predict_files(model: Model, files: list[Path]) -> list[dict[str, Any]]:
-    shape = (model.architecture.num_channels, model.architecture.height, model.architecture.width)
-    readable, pictures = [], []
-    for path in files:
-        try:
-            pictures.append(read_picture(path, *shape))
-            readable.append(path)
-        except InputError as error:
-            err.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
-    if not pictures:
-        return []
-    answers = model.predict(torch.stack(pictures))
-    return [
-        {
-            "path": str(path),
-            "class": model.class_names[label],
-            "probability": round(probability, 4),
-            "head": "novel" if label >= model.num_known else "known",
-            "novelty": round(novelty, 4),
-        }
-        for path, label, probability, novelty in zip(
-            readable,
-            answers.labels.tolist(),
-            answers.probability.tolist(),
-            answers.novelty.tolist(),
-            strict=True,
-        )
-    ]
-
-
-def _print_rows(rows: list[dict[str, Any]], form: Format) -> None:
-    if form is Format.json:
-        out.print_json(json.dumps(rows))
-    elif form is Format.csv:
-        writer = csv.DictWriter(sys.stdout, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(*(str(value) for value in row.values()))
-        out.print(table)
-
-
-def _print_scores(scores: Scores, title: str) -> None:
-    table = Table("accuracy in %", title=title, title_justify="left")
-    for column in ("known", "novel", "all"):
-        table.add_column(column, justify="right")
-    after = scores.after_supervised["known"]
-    if after is not None:
-        table.add_row("after the supervised phase", f"{after:.2f}", "", "")
-    aware = scores.aware
-    table.add_row("task-aware", *(f"{v:.2f}" for v in (aware.known, aware.novel, aware.all)))
-    for name, entries in (("task-agnostic", scores.agnostic), ("strict", scores.strict)):
-        own = entries[scores.default_rule]
-        # scores.json has the other thresholds of the paper's table too.
-        for entry in [e for e in entries if e.tau == PAPER_TAU and e is not own] + [own]:
-            mark = " *" if entry is own else ""
-            table.add_row(f"{name}, {_rule(entry)}{mark}", *_figures(entry))
-    for name, text in (("pixels", "raw pixels"), ("features", "supervised features")):
-        if name in scores.kmeans:
-            table.add_row(f"k-means on {text}", "", f"{scores.kmeans[name]:.2f}", "")
-    out.print(table)
-    forgetting = "" if scores.forgetting is None else f"forgetting {scores.forgetting:.2f} · "
-    out.print(
-        f"{forgetting}AUROC of the routing {scores.auroc:.3f} · NMI {scores.nmi:.3f} · "
-        f"ARI {scores.ari:.3f} · * the rule that the model itself uses",
-        highlight=False,
+def _own_config(
+    images: Path, image_size: int | None, backbone: str | None, strict: bool, changes: Changes
+) -> Config:
+    """Return the configuration that follows from somebody's labelled pictures."""
+    listing = _labelled_listing(images)
+    found, has_gpu = survey(listing.paths), choose_device("auto").type == "cuda"
+    side = image_size or min(found.median_side, LARGEST_SIDE[has_gpu])
+    shape = (3 if found.has_colour else 1, side, side)
+    config = fit_supervised(
+        own_data(shape, backbone=backbone, has_gpu=has_gpu), len(listing.paths), has_gpu=has_gpu
     )
+    own = OwnData(shape=shape, labelled=str(images.resolve()), strict=strict)
+    config = changes.override(replace(config, own=own))
+    experiment.check_shape(config, shape)
+    assert listing.labels is not None
+    counts = {"pictures": len(listing.paths), "classes": len(set(listing.labels))}
+    print_choices(config, "supervised", **counts)
+    return config
 
 
-def _rule(entry: Routed) -> str:
-    return f"{entry.rule} τ={entry.tau:.4g}"
+def _own_round(
+    model: Path,
+    images: list[Path],
+    num_novel: int | None,
+    strict: bool,
+    out_dir: Path | None,
+    changes: Changes,
+) -> Run:
+    """Begin a round of discovery in somebody's unlabelled pictures."""
+    if num_novel is None:
+        raise InputError("discover needs --num-novel with --images: how many classes to look for")
+    start = experiment.load_model(model)
+    shape, num_pictures = _picture_shape(start), len(unlabelled(images).paths)
+    has_gpu = choose_device("auto").type == "cuda"
+    name = check_method(changes.method or "ncdwf")
+    config = own_data(shape, method=name, backbone=start.architecture.backbone, has_gpu=has_gpu)
+    if (model / experiment.CONFIG_FILE).exists():
+        recorded = Run.open(model).config
+        config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
+    config = fit_discovery(config, num_pictures, num_novel, has_gpu=has_gpu)
+    own = OwnData(shape=shape, pool=tuple(str(path.resolve()) for path in images), strict=strict)
+    config = changes.override(replace(config, own=own))
+    experiment.check_shape(config, shape)
+    check_pool(num_pictures, config.discovery.num_novel)
+    print_choices(config, "discovery", pictures=num_pictures)
+    return Run.create(_directory(out_dir, config), config, (start, []))
 
 
-def _figures(entry: Routed) -> tuple[str, str, str]:
-    return f"{entry.known:.2f}", f"{entry.novel:.2f}", f"{entry.all:.2f}"
+def _labelled_listing(images: Path) -> Listing:
+    return labelled_folder(images) if images.is_dir() else labelled_table(images)
+
+
+def _picture_shape(model: Model) -> tuple[int, int, int]:
+    shape = model.architecture.input_shape
+    if len(shape) == 1:
+        raise InputError(f"this model reads vectors of {shape[0]} numbers, not pictures")
+    return shape[0], shape[1], shape[2]
+
+
+def _labelled(config: Config, data_dir: Path | None, bar: Bar) -> Callable[[], experiment.Labelled]:
+    """Return how the labelled pictures of a run are read."""
+    if config.own is None:
+        return partial(experiment.labelled_of, config.setting, data_dir)
+    own = config.own
+
+    def read() -> experiment.Labelled:
+        listing = _labelled_listing(Path(own.labelled))
+        assert listing.labels is not None
+        decoded = decode(listing.paths, own.shape, strict=own.strict, progress=bar)  # type: ignore[arg-type]
+        print_skipped(decoded.skipped)
+        labels = [listing.labels[row] for row in decoded.kept]
+        names, codes = np.unique(labels, return_inverse=True)
+        return decoded.images, torch.from_numpy(codes), tuple(names.tolist())
+
+    return read
+
+
+def _pool(config: Config, data_dir: Path | None, bar: Bar) -> Callable[[], Inputs]:
+    """Return how the pool of a run is read."""
+    if config.own is None:
+        return partial(experiment.pool_of, config.setting, data_dir)
+    own = config.own
+
+    def read() -> Inputs:
+        listing = unlabelled(map(Path, own.pool))
+        decoded = decode(listing.paths, own.shape, strict=own.strict, progress=bar)  # type: ignore[arg-type]
+        print_skipped(decoded.skipped)
+        return decoded.images
+
+    return read

@@ -1,4 +1,4 @@
-"""Every number of a run: frozen dataclasses, named recipes, strict JSON in and out."""
+"""Every number of a run: frozen dataclasses, strict JSON in and out."""
 
 import dataclasses
 import difflib
@@ -60,9 +60,11 @@ class View:
     """Share of pictures in which everything brighter than a random threshold is inverted."""
     equalise: float = 0.0
     """Share of pictures whose histograms are made flat."""
+    noise: float = 0.0
+    """Normal noise on vectors, relative to how much each number varies."""
 
     def __post_init__(self) -> None:
-        for name in ("shift", "rotation", "padding", "size"):
+        for name in ("shift", "rotation", "padding", "size", "noise"):
             value = getattr(self, name)
             require(value >= 0, f"view.{name}={value} should be 0 or more")
         require(0 <= self.scale < 1, f"view.scale={self.scale} should be from 0 to below 1")
@@ -137,6 +139,7 @@ class Discovery:
     """The discovery phase: how many classes to look for, in which views of the pool."""
 
     num_novel: int
+    """0: not decided yet; discovery itself needs 1 or more."""
     optim: Optim
     large: View = View()
     num_large: int = 2
@@ -145,9 +148,23 @@ class Discovery:
     """Small views take part in the prediction; what they predict comes from the large ones."""
 
     def __post_init__(self) -> None:
-        require(self.num_novel >= 1, f"discovery.num_novel={self.num_novel} should be 1 or more")
+        require(self.num_novel >= 0, f"discovery.num_novel={self.num_novel} should be 0 or more")
         require(self.num_large >= 2, f"discovery.num_large={self.num_large} should be 2 or more")
         require(self.num_small >= 0, f"discovery.num_small={self.num_small} should be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnData:
+    """Where somebody's own pictures are, and how they are read."""
+
+    shape: tuple[int, ...]
+    """Channels, height and width that they are scaled to."""
+    labelled: str = ""
+    """A folder with one sub-folder a class, or a table of paths and labels."""
+    pool: tuple[str, ...] = ()
+    """Folders and files without labels."""
+    strict: bool = False
+    """Refuse all if one cannot be read; otherwise it is skipped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +176,8 @@ class Config:
     discovery: Discovery
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "ncdwf"})
     backbone: str = "small"
+    own: OwnData | None = None
+    """In the place of a setting's data."""
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: Engine = "auto"
@@ -174,87 +193,6 @@ class Config:
         )
         require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
         require(self.snapshot_epochs >= 0, "config.snapshot_epochs should be 0 or more")
-
-
-def _digits(setting: str, num_novel: int, method: str) -> Config:
-    view = View(shift=0.8, rotation=9.0, scale=0.2)
-    identifier = {"epochs": 60, "batch_size": 64, "lr": 0.1}
-    fields: dict[str, dict[str, Any]] = {
-        "ncdwf": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
-        "ncdwf-gauss": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
-    }
-    supervised = Optim(epochs=20, batch_size=64, lr=0.02, warmup_epochs=1, weight_decay=1e-3)
-    discovery = Optim(epochs=100, batch_size=64, lr=0.2, warmup_epochs=5, weight_decay=1e-3)
-    return Config(
-        setting=setting,
-        supervised=Supervised(optim=supervised, view=view),
-        discovery=Discovery(num_novel=num_novel, optim=discovery, large=view),
-        method={
-            "name": method,
-            "clustering": {"num_heads": 3, "num_hidden": 128, "num_projected": 64},
-            **fields.get(method, {}),
-        },
-    )
-
-
-def _cifar(setting: str, num_novel: int, method: str) -> Config:
-    """Follow UNO [1] in views, heads and schedules, but for the choices of docs/reproduction.md.
-
-    References:
-        [1]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
-    """
-    large = View(padding=4, resized=0.5, flip=True, jitter=0.6, solarise=0.1, equalise=0.1)
-    small = View(
-        size=18,
-        resized=1.0,
-        min_area=0.3,
-        max_area=0.8,
-        flip=True,
-        jitter=0.8,
-        solarise=0.2,
-        equalise=0.2,
-    )
-    return Config(
-        setting=setting,
-        backbone="resnet18",
-        supervised=Supervised(
-            optim=Optim(epochs=200, batch_size=512, lr=0.2, warmup_epochs=10),
-            view=View(padding=4, flip=True),
-        ),
-        discovery=Discovery(
-            num_novel=num_novel,
-            optim=Optim(
-                epochs=200,
-                batch_size=512,
-                # Held norms do not bound the activations; 0.4 diverged on random pictures.
-                lr=0.4 if method == "uno" else 0.1,
-                warmup_epochs=10,
-                weight_decay=1.5e-4,
-            ),
-            large=large,
-            small=small,
-            num_small=2,
-        ),
-        method={"name": method},
-    )
-
-
-RECIPES = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar}
-"""What is known to work, by the name of the data."""
-
-
-def recipe(setting: str, method: str = "ncdwf") -> Config:
-    """Return the configuration that this project recommends for `setting` and `method`.
-
-    >>> recipe("digits-5-5").discovery.num_novel
-    5
-    """
-    match = SETTING_NAME.fullmatch(setting)
-    if match is None or match["data"] not in RECIPES:
-        raise InputError(
-            f"no recipe for setting {setting!r}; there are recipes for {', '.join(RECIPES)}"
-        )
-    return RECIPES[match["data"]](setting, int(match["proxy_novel"] or match["novel"]), method)
 
 
 T = TypeVar("T")
@@ -335,6 +273,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _convert_union(typing.get_args(hint), value, where)
+    if origin is tuple:  # tuple[int, ...]
+        require(isinstance(value, list | tuple), f"{where}={value!r} should be a list")
+        kind = typing.get_args(hint)[0]
+        return tuple(_convert(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is not None:  # Mapping[str, Any]
         require(isinstance(value, Mapping), f"{where}={value!r} should be an object")
         return dict(value)

@@ -8,11 +8,12 @@ import torch
 from conftest import Stop, StopAfter, no_synchronisation
 from torch import Tensor
 
-from ncdwf.config import Config, Engine, override, recipe
+from ncdwf.config import Config, Engine, override
 from ncdwf.learning import loop
 from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
+from ncdwf.recipes import recipe
 from ncdwf.results.experiment import complete
 
 pytestmark = [

@@ -1,10 +1,10 @@
 """Augmented views, made for a whole batch at once on the device that holds it.
 
-Every random number is an argument: `draws` holds uniform ones, `num_draws(view)` for each picture.
+Every random number is an argument: `view_draw` says which ones a step has to draw.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncdwf.config import View
-from ncdwf.data.images import Images
+from ncdwf.data.inputs import Images, Inputs, Vectors
+from ncdwf.errors import InputError
+from ncdwf.noise import Draw
 
 Pixels = Float[Tensor, "image channel height width"]
 Resized = Float[Tensor, "image channel out_height out_width"]
@@ -30,13 +32,28 @@ GREY = (0.299, 0.587, 0.114)
 class Views:
     """The augmented batch that a method gets: pictures and nothing else."""
 
-    large: Float[Tensor, "large batch channel height width"]
-    small: Float[Tensor, "small batch channel small_height small_width"] | None = None
+    large: Float[Tensor, "large batch *shape"]
+    small: Float[Tensor, "small batch *small_shape"] | None = None
 
     @property
     def groups(self) -> tuple[Tensor, ...]:
         """Return the views of each size: the large ones, then the small ones if there are any."""
         return (self.large,) if self.small is None else (self.large, self.small)
+
+
+def view_draw(view: View, num_views: int, batch_size: int, shape: tuple[int, ...]) -> Draw:
+    """Return what `num_views` views of a batch of inputs of `shape` take."""
+    if len(shape) == 1:
+        return Draw(kind="normal", shape=(num_views, batch_size, *shape))
+    return Draw(kind="uniform", shape=(num_views, batch_size, num_draws(view)))
+
+
+def check_view(view: View, shape: tuple[int, ...], *, name: str) -> None:
+    """Refuse what cannot be done to inputs of `shape`."""
+    if len(shape) == 1 and replace(view, noise=0.0) != View():
+        raise InputError(f"{name} changes pictures; vectors accept {name}.noise alone")
+    if len(shape) == 3 and view.noise:
+        raise InputError(f"{name}.noise={view.noise} is for vectors; pictures need 0")
 
 
 def num_draws(view: View) -> int:
@@ -60,16 +77,30 @@ def _crops(view: View) -> bool:
 
 
 def augment_views(
-    images: Images, view: View, draws: Float[Tensor, "view image draw"]
-) -> Float[Tensor, "view image channel out_height out_width"]:
-    """Return several augmented views of each picture."""
+    inputs: Inputs, view: View, draws: Float[Tensor, "view image draw"]
+) -> Float[Tensor, "view image *shape"]:
+    """Return several augmented views of each picture or vector."""
     num_views = len(draws)
-    flat = augment(images.repeat(num_views, 1, 1, 1), view, draws.flatten(0, 1))
+    repeated = inputs.repeat(num_views, *(1,) * (inputs.ndim - 1))
+    flat = augment(repeated, view, draws.flatten(0, 1))
     return flat.view(num_views, -1, *flat.shape[1:])
 
 
-def augment(images: Images, view: View, draws: Float[Tensor, "image draw"]) -> Resized:
-    """Return one augmented view of each picture, in [0, 1], as `draws` decide it."""
+def augment(
+    inputs: Inputs, view: View, draws: Float[Tensor, "image draw"]
+) -> Float[Tensor, "image *shape"]:
+    """Return one augmented view of each picture (in [0, 1]) or vector, as `draws` decide it."""
+    return _noisy(inputs, view, draws) if inputs.ndim == 2 else _picture(inputs, view, draws)
+
+
+def _noisy(vectors: Vectors, view: View, draws: Vectors) -> Vectors:
+    """Add noise in the unit in which each number varies within the batch."""
+    if not view.noise:
+        return vectors
+    return vectors + view.noise * vectors.std(0, correction=0) * draws
+
+
+def _picture(images: Images, view: View, draws: Float[Tensor, "image draw"]) -> Resized:
     parts = iter(draws.split(list(_needs(view).values()), dim=1))
     affine, flip, crop, jitter, solarise, equalise = (part.unbind(1) for part in parts)
     pixels = images.float() / 255

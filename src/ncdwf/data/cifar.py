@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ncdwf import storage
 from ncdwf.data import download
-from ncdwf.data.images import TrainAndTest
+from ncdwf.data.inputs import TrainAndTest
 from ncdwf.errors import InputError, NcdwfError
 
 DATA_VARIABLE = "NCDWF_DATA"

@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from ncdwf.data.images import TrainAndTest
+from ncdwf.data.inputs import TrainAndTest
 
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ncdwf.config import SETTING_NAME
 from ncdwf.data import cifar, digits
 from ncdwf.data.download import Progress
-from ncdwf.data.images import Images, Labels, TrainAndTest
+from ncdwf.data.inputs import Images, Labels, TrainAndTest
 from ncdwf.errors import InputError
 from ncdwf.noise import generator
 

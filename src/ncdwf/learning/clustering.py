@@ -28,11 +28,16 @@ class Clustering:
     num_projected: int = 256
     overclustering: int = 3
     """How many times more clusters the over-clustering heads have; 0: there are none."""
+    temperature: float = 0.1
+    """Of the novel classes' softmax."""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_hidden", "num_projected"):
             value = getattr(self, name)
             require(1 <= value <= MOST, f"clustering.{name}={value} should be from 1 to {MOST}")
+        require(
+            self.temperature > 0, f"clustering.temperature={self.temperature} should be above 0"
+        )
         value = self.overclustering
         require(0 <= value <= MOST, f"clustering.overclustering={value} should be from 0 to {MOST}")
 
@@ -43,6 +48,7 @@ class Clustering:
             num_heads=self.num_heads,
             num_hidden=self.num_hidden,
             num_projected=self.num_projected,
+            temperature=self.temperature,
         )
 
     def overclusters(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ncdwf.config import Config, Engine, from_dict
-from ncdwf.data.augment import Views, augment_views, num_draws
-from ncdwf.data.images import Images
+from ncdwf.data.augment import Views, augment_views, check_view, view_draw
+from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import (
     Batch,
@@ -25,10 +25,13 @@ from ncdwf.learning.loop import (
     TensorSource,
     Terms,
     choose_device,
+    place,
     train,
 )
+from ncdwf.learning.rounds import promote
 from ncdwf.model import Model
 from ncdwf.model.backbone import apply
+from ncdwf.model.statistics import soft_statistics
 from ncdwf.noise import Draw, Noise
 
 PHASE = "discovery"
@@ -38,7 +41,7 @@ PHASE = "discovery"
 class Outcome:
     """What a method's `finish` may use beside the model and its own state."""
 
-    images: Images
+    images: Inputs
     """The pool."""
     history: History
     """What each epoch left; `finish` adds the epochs of what it fits."""
@@ -138,10 +141,24 @@ def best_head(history: History, term: str = "cluster") -> int:
     return min(range(len(losses)), key=losses.__getitem__)
 
 
+def remember_novel(model: Model, images: Inputs) -> None:
+    """Put the statistics of the novel classes, as the model itself sees the pool, into it.
+
+    A later round needs them: the pool will be gone by then.
+    """
+    assert model.architecture.novel is not None
+    features = model.features(images)
+    logits = model.outputs(features).novel_logits[int(model.best_head)]
+    memberships = (logits.double() / model.architecture.novel.temperature).softmax(1)
+    model.novel_statistics = soft_statistics(features, memberships, model.architecture.spread)
+
+
 def check_pool(num_images: int, num_novel: int) -> None:
     """Refuse a pool in which `num_novel` classes cannot be found."""
     if num_images == 0:
         raise InputError("the pool is empty; discovery needs unlabelled pictures")
+    if num_novel < 1:
+        raise InputError("discovery.num_novel=0: say how many novel classes to look for")
     if num_novel > num_images:
         raise InputError(
             f"{num_novel} novel classes are more than the pool's {num_images} pictures"
@@ -162,8 +179,9 @@ def discover(
     """Return a model that also names the novel classes of the pool; `model` is left as it was.
 
     Args:
-        model: as the supervised phase left it.
-        images: the pool: uint8, `[image, channel, height, width]`, no labels.
+        model: as the supervised phase left it; or as an earlier discovery did, whose novel classes
+            are then known ones to this round.
+        images: the pool: pictures (uint8) or vectors as the model reads them, no labels.
         method: how to discover; `METHODS` lists what is registered, any `Method` will do.
         config: `config.discovery`, the seed and the device are used.
         checkpoints: where to keep checkpoints, and to resume from.
@@ -175,13 +193,17 @@ def discover(
     images = model.check(images)
     settings, device = config.discovery, choose_device(config.device)
     check_pool(len(images), settings.num_novel)
-    if model.novel_head is not None:
-        raise InputError("this model has discovered already; give the one before discovery")
     model = copy.deepcopy(model).to(device)
+    if model.novel_head is not None:
+        model = promote(model, seed=config.seed, engine=config.engine, progress=progress)
     model, state = method.prepare(model, settings.num_novel, seed=config.seed)
     state = state.to(device)
-    images = images.to(device)
+    images = place(images, device)
 
+    for name in ("large", "small"):
+        check_view(
+            getattr(settings, name), model.architecture.input_shape, name=f"discovery.{name}"
+        )
     counts = {"large": settings.num_large, "small": settings.num_small}
     sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
 
@@ -190,13 +212,14 @@ def discover(
         return method.loss(model, Views(**views), state, progress, noise)
 
     source = TensorSource(
-        images, batch_size=settings.optim.batch_size, seed=config.seed, phase=PHASE
+        images,
+        batch_size=settings.optim.batch_size,
+        seed=config.seed,
+        phase=PHASE,
+        device=device,
     )
     draws = {
-        name: Draw(
-            kind="uniform",
-            shape=(counts[name], source.batch_size, num_draws(view)),
-        )
+        name: view_draw(view, counts[name], source.batch_size, model.architecture.input_shape)
         for name, view in sizes.items()
     }
 
@@ -211,6 +234,7 @@ def discover(
         )
         method.finish(model, state, outcome)
         model.eval()
+        remember_novel(model, images)
 
     def after_epoch(epochs: History) -> None:
         every = config.snapshot_epochs

@@ -43,25 +43,46 @@ class BatchSource(Protocol):
         ...
 
 
-class TensorSource:
-    """Batches of tensors that are on the device already, shuffled anew every epoch."""
+def place(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor` on `device`; where it would take more than half of the room, as it is."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if tensor.numel() * tensor.element_size() > free // 2:
+            return tensor
+    return tensor.to(device)
 
-    def __init__(self, *tensors: Tensor, batch_size: int, seed: int, phase: str) -> None:
+
+class TensorSource:
+    """Batches of tensors, shuffled anew every epoch.
+
+    Tensors on the device are gathered there. Others (a pool that does not fit, mapped from a file)
+    are gathered where they are and sent batch by batch.
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        batch_size: int,
+        seed: int,
+        phase: str,
+        device: torch.device | None = None,
+    ) -> None:
         self._tensors = tensors
         self._position = (seed, phase, "order")
         self._order = (-1, torch.empty(0))
-        self.device = tensors[0].device
+        self.device = device or tensors[0].device
         self.batch_size = min(batch_size, len(tensors[0]))
         self.num_steps = len(tensors[0]) // self.batch_size
 
     def batch(self, epoch: int, step: int) -> Batch:
         """Return entries `step * batch_size` and on of this epoch's order."""
         if self._order[0] != epoch:
-            source = generator(*self._position, epoch, device=self.device)
+            home = self._tensors[0].device
+            source = generator(*self._position, epoch, device=home)
             count = len(self._tensors[0])
-            self._order = (epoch, torch.randperm(count, generator=source, device=self.device))
+            self._order = (epoch, torch.randperm(count, generator=source, device=home))
         chosen = self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
-        return tuple(tensor.index_select(0, chosen) for tensor in self._tensors)
+        return tuple(tensor.index_select(0, chosen).to(self.device) for tensor in self._tensors)
 
 
 @runtime_checkable

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncdwf.config import Config, View
-from ncdwf.data.augment import augment, augment_views, num_draws
-from ncdwf.data.images import Images, Labels, as_images, as_labels
+from ncdwf.data.augment import augment, augment_views, check_view, view_draw
+from ncdwf.data.inputs import Inputs, Labels, as_inputs, as_labels
 from ncdwf.data.setting import held_out_indices
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import (
@@ -19,12 +19,13 @@ from ncdwf.learning.loop import (
     TensorSource,
     Terms,
     choose_device,
+    place,
     train,
 )
 from ncdwf.model import Architecture, Model
-from ncdwf.model.backbone import apply
+from ncdwf.model.backbone import CUSTOM, apply
 from ncdwf.model.statistics import Accumulator
-from ncdwf.noise import Draw, Noise, generator
+from ncdwf.noise import Noise, draw, generator
 
 PHASE = "supervised"
 
@@ -35,6 +36,7 @@ def learn_known(
     config: Config,
     *,
     class_names: tuple[str, ...] | None = None,
+    backbone: nn.Module | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
     history: History | None = None,
@@ -42,15 +44,17 @@ def learn_known(
     """Return a model of the known classes; it holds no picture and no label.
 
     Args:
-        images: uint8, `[image, channel, height, width]`.
+        images: uint8, `[image, channel, height, width]`; or vectors, `[image, number]`.
         labels: one integer a picture; classes 0…M-1.
         config: `config.supervised`, the backbone, the seed and the device are used.
         class_names: how the model calls the classes; their numbers by default.
+        backbone: a network of your own instead of `config.backbone`: pictures (normalised) to one
+            feature vector each. It is trained on from the weights it has; a copy is taken.
         checkpoints: where to keep checkpoints, and to resume from.
         progress: hears of every step.
         history: what each epoch left is added to this list.
     """
-    images = as_images(images)
+    images = as_inputs(images)
     labels = as_labels(labels, len(images))
     num_known = int(labels.max()) + 1
     names = class_names or tuple(str(label) for label in range(num_known))
@@ -65,8 +69,13 @@ def learn_known(
                 f"supervised.holdout={settings.holdout} leaves {scarce} held-out pictures of a "
                 "class; two or more of each are needed"
             )
-    train_images, train_labels = images[training].to(device), labels[training].to(device)
-    model = _new_model(train_images, names, config)
+    train_images, train_labels = images, labels
+    if len(held_out):  # indexing copies: what is mapped from a file is left there otherwise
+        train_images, train_labels = images[training], labels[training]
+    model = _new_model(train_images, names, config, backbone).to(device)
+    train_images = place(train_images, device)
+    train_labels = train_labels.to(train_images.device)
+    check_view(settings.view, model.architecture.input_shape, name="supervised.view")
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
         pictures, targets = batch
@@ -84,14 +93,15 @@ def learn_known(
         batch_size=settings.optim.batch_size,
         seed=config.seed,
         phase=PHASE,
+        device=device,
     )
-    shape = (settings.num_views, source.batch_size, num_draws(settings.view))
+    shape = model.architecture.input_shape
     epochs = train(
         model,
         loss,
         source,
         settings.optim,
-        noise={"view": Draw(kind="uniform", shape=shape)},
+        noise={"view": view_draw(settings.view, settings.num_views, source.batch_size, shape)},
         seed=config.seed,
         phase=PHASE,
         engine=config.engine,
@@ -101,28 +111,27 @@ def learn_known(
     if history is not None:
         history.extend(epochs)
     if settings.statistics_from == "held-out":
-        train_images, train_labels = images[held_out].to(device), labels[held_out].to(device)
+        train_images, train_labels = images[held_out], labels[held_out]
     _measure(model, train_images, train_labels, config)
     return model.eval()
 
 
-def _new_model(images: Images, names: tuple[str, ...], config: Config) -> Model:
-    _, channels, height, width = images.shape
+def _new_model(
+    images: Inputs, names: tuple[str, ...], config: Config, backbone: nn.Module | None
+) -> Model:
     architecture = Architecture(
-        backbone=config.backbone,
-        num_channels=channels,
-        height=height,
-        width=width,
+        backbone=CUSTOM if backbone is not None else config.backbone,
+        input_shape=tuple(images.shape[1:]),
         num_known=len(names),
         temperature=config.supervised.temperature,
         spread=config.supervised.spread,
     )
-    model = Model.create(architecture, names, seed=config.seed).to(images.device)
+    model = Model.create(architecture, names, seed=config.seed, backbone=backbone)
     model.backbone.normalise.measure(images)
     return model
 
 
-def _measure(model: Model, images: Images, labels: Labels, config: Config) -> None:
+def _measure(model: Model, images: Inputs, labels: Labels, config: Config) -> None:
     """Put the class statistics into the model, from augmented views or the pictures as they are."""
     settings = config.supervised
     augmented = settings.statistics_from == "augmented"
@@ -133,9 +142,9 @@ def _measure(model: Model, images: Images, labels: Labels, config: Config) -> No
     model.eval()
     with torch.no_grad():
         for _ in range(num_views):
-            for part, targets in zip(images.split(1024), labels.split(1024), strict=True):
-                draws = torch.rand(
-                    len(part), num_draws(view), generator=source, device=source.device
-                )
-                sums.add(model.backbone(augment(part, view, draws)), targets)
+            for part, targets in zip(torch.split(images, 1024), labels.split(1024), strict=True):
+                wanted = view_draw(view, 1, len(part), model.architecture.input_shape)
+                draws = draw({"view": wanted}, 1, source)["view"]
+                pictures = augment(part.to(model.device), view, draws[0, 0])
+                sums.add(model.backbone(pictures), targets.to(model.device))
     model.statistics = sums.result(num_views)

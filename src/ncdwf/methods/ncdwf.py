@@ -143,11 +143,11 @@ class Ncdwf(Method):
         state = cast(State, state)
         assert model.novel_head is not None
         assert model.identifier is not None
-        temperature = model.architecture.temperature
+        temperature = self.clustering.temperature
         pool = encode(model, views).flatten(0, 1)
         latents, labels = state.memory.sample(noise)
         rows = torch.cat([pool, latents])
-        known = model.known_head(rows).float() / temperature
+        known = model.known_head(rows).float() / model.architecture.temperature
         joint = self.softmax == "joint"
         # The novel heads see the latents only where a joint softmax needs their answer to them.
         cosines = cluster(model, state.overclusters, rows if joint else pool)
@@ -168,7 +168,7 @@ class Ncdwf(Method):
         )
         if self.weight_information > 0:
             target = (
-                state.teacher.known_logits(before).float() / temperature
+                state.teacher.known_logits(before).float() / model.architecture.temperature
                 if self.information_from == "frozen"
                 else known[: len(large)].detach()
             )

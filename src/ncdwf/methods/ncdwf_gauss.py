@@ -83,13 +83,13 @@ class NcdwfGauss(Method):
     ) -> Terms:
         """Return the terms of one step."""
         state = cast(State, state)
-        temperature = model.architecture.temperature
         features = encode(model, views).flatten(0, 1)
         samples, labels = state.memory.sample(noise)
         before = state.teacher.features(views.large.flatten(0, 1))
-        known = model.known_head(samples).float() / temperature
+        known = model.known_head(samples).float() / model.architecture.temperature
+        cosines = cluster(model, state.overclusters, features)
         return {
-            **cluster_terms(cluster(model, state.overclusters, features), views, temperature),
+            **cluster_terms(cosines, views, self.clustering.temperature),
             "replay": self.weight_replay * F.cross_entropy(known, labels),
             "distill": self.weight_distill
             * distillation(features[: len(before)], before, model.statistics.feature_norm),

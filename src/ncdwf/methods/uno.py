@@ -49,13 +49,12 @@ class Uno(Method):
         self, model: Model, views: Views, state: nn.Module, progress: Tensor, noise: Noise
     ) -> Terms:
         """Return the terms of one step."""
-        temperature = model.architecture.temperature
         features = encode(model, views).flatten(0, 1)
         return cluster_terms(
             cluster(model, cast(State, state).overclusters, features),
             views,
-            temperature,
-            others=model.known_head(features).float() / temperature,
+            self.clustering.temperature,
+            others=model.known_head(features).float() / model.architecture.temperature,
         )
 
     def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:

@@ -1,5 +1,6 @@
-"""Backbones: pictures to features."""
+"""Backbones: pictures (or plain vectors) to features."""
 
+import importlib
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from ncdwf.errors import InputError
 
 Pictures = UInt8[Tensor, "image channel height width"] | Float[Tensor, "image channel height width"]
+Vectors = Float[Tensor, "image number"]
 Features = Float[Tensor, "image feature"]
 
 
@@ -21,12 +23,12 @@ class Backbone(Protocol):
     num_features: int
     normalise: "Normalise"
 
-    def __call__(self, images: Pictures) -> Features:
+    def __call__(self, images: Pictures | Vectors) -> Features:
         """Return one feature vector a picture."""
         ...
 
 
-def apply(backbone: Backbone, images: Pictures) -> Features:
+def apply(backbone: Backbone, images: Pictures | Vectors) -> Features:
     """Return `backbone(images)`, compiled apart from the caller where that is compiled.
 
     A network takes longest to compile and is the same in every method and at every weight of a
@@ -41,7 +43,7 @@ def apply(backbone: Backbone, images: Pictures) -> Features:
 
 
 class Normalise(nn.Module):
-    """uint8 or [0, 1] pictures to zero mean and unit variance a channel."""
+    """Pictures (uint8 or [0, 1]) or vectors to zero mean and unit variance a channel or number."""
 
     mean: Tensor
     std: Tensor
@@ -56,16 +58,35 @@ class Normalise(nn.Module):
         self.mean.zero_()
         self.std.fill_(1)
 
-    def measure(self, images: UInt8[Tensor, "image channel height width"]) -> None:
-        """Take mean and standard deviation of each channel from `images`."""
-        pixels = images.transpose(0, 1).flatten(1).double() / 255
-        self.mean.copy_(pixels.mean(1))
-        self.std.copy_(pixels.std(1).clamp_min(1 / 255))
+    def measure(self, images: UInt8[Tensor, "image channel height width"] | Vectors) -> None:
+        """Take mean and standard deviation of each channel (or number) from `images`."""
+        if images.dtype == torch.uint8:
+            mean, std = _colours(images)
+        else:
+            values = images.double()
+            mean, std = values.mean(0), values.std(0)
+            # A number that never changes is left alone; its rounding errors carry no news.
+            std = torch.where(std > 1e-6 * values.abs().mean(0), std, 1)
+        self.mean.copy_(mean)
+        self.std.copy_(std)
 
-    def forward(self, images: Pictures) -> Float[Tensor, "image channel height width"]:
-        """Return the normalised pictures."""
-        pixels = images.float() / 255 if images.dtype == torch.uint8 else images
-        return (pixels - self.mean[:, None, None]) / self.std[:, None, None]
+    def forward(self, images: Pictures | Vectors) -> Float[Tensor, "image *shape"]:
+        """Return the normalised pictures or vectors."""
+        values = images.float() / 255 if images.dtype == torch.uint8 else images
+        shape = (-1, *(1,) * (images.ndim - 2))
+        return (values - self.mean.view(shape)) / self.std.view(shape)
+
+
+def _colours(images: UInt8[Tensor, "image channel height width"]) -> tuple[Tensor, Tensor]:
+    """Return mean and spread of each channel, by whole numbers and in parts of bounded size."""
+    sums = torch.zeros(2, images.shape[1], dtype=torch.int64, device=images.device)
+    for part in images.split(1024):
+        values = part.transpose(0, 1).flatten(1).long()
+        sums += torch.stack([values.sum(1), values.square().sum(1)])
+    count = images.numel() // images.shape[1]
+    total, squares = sums.double()
+    variance = (squares - total.square() / count) / max(count - 1, 1)
+    return total / count / 255, variance.clamp_min(1).sqrt() / 255
 
 
 class SmallNet(nn.Module):
@@ -75,9 +96,9 @@ class SmallNet(nn.Module):
     and pooled features of the supervised phase collapse onto the class means.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], num_features: int = 256) -> None:
+    def __init__(self, shape: tuple[int, ...], num_features: int = 256) -> None:
         super().__init__()
-        channels, height, width = image_shape
+        channels, height, width = shape
         self.num_features = num_features
         self.normalise = Normalise(channels)
         self.layers = nn.Sequential(
@@ -105,6 +126,26 @@ def _convolution(num_in: int, num_out: int, stride: int = 1) -> list[nn.Module]:
     ]
 
 
+class VectorNet(nn.Module):
+    """Two hidden layers for plain vectors: tabular data, or features of another network."""
+
+    def __init__(self, shape: tuple[int, ...], num_features: int = 256) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.normalise = Normalise(shape[0])
+        self.layers = nn.Sequential(
+            *_linear(shape[0], num_features), *_linear(num_features, num_features)
+        )
+
+    def forward(self, vectors: Vectors) -> Features:
+        """Return `[image, num_features]`."""
+        return self.layers(self.normalise(vectors))  # type: ignore[no-any-return]
+
+
+def _linear(num_in: int, num_out: int) -> list[nn.Module]:
+    return [nn.Linear(num_in, num_out, bias=False), nn.BatchNorm1d(num_out), nn.ReLU(inplace=True)]
+
+
 class ResNet18(nn.Module):
     """ResNet-18 [1]; the features are 512 channels, averaged over the picture.
 
@@ -115,9 +156,9 @@ class ResNet18(nn.Module):
         [1]: He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        channels, height, width = image_shape
+        channels, height, width = shape
         self.num_features = 512
         self.normalise = Normalise(channels)
         if max(height, width) <= 64:
@@ -161,15 +202,81 @@ class _Residual(nn.Module):
         return F.relu(self.norm(self.second(self.first(maps))) + self.around(maps))
 
 
-BACKBONES: dict[str, Callable[[tuple[int, int, int]], nn.Module]] = {
+class Foreign(nn.Module):
+    """Somebody else's network as a backbone: pictures are normalised first, maps are averaged."""
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.normalise = Normalise(shape[0])
+        self.module = module
+        self.num_features = self._measure(shape)
+
+    def _measure(self, shape: tuple[int, ...]) -> int:
+        """Return how many features come out for an input of `shape`."""
+        weight = next(self.module.parameters(), torch.zeros(()))
+        before = self.module.training
+        try:
+            with torch.no_grad():
+                blank = torch.zeros(2, *shape, device=weight.device)
+                features = self._features(self.module.eval()(blank))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise InputError(
+                f"this backbone cannot read inputs of shape {shape}: {reason}"
+            ) from error
+        finally:
+            self.module.train(before)
+        return int(features.shape[1])
+
+    def _features(self, found: object) -> Tensor:
+        if isinstance(found, Tensor) and found.ndim == 4:
+            found = found.mean((2, 3))
+        if not isinstance(found, Tensor) or found.ndim != 2:
+            raise ValueError("it should return one feature vector a picture, or maps of them")
+        return found
+
+    def forward(self, images: Pictures | Vectors) -> Features:
+        """Return `[image, num_features]`."""
+        return self._features(self.module(self.normalise(images)))
+
+
+BACKBONES: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "small": SmallNet,
     "resnet18": ResNet18,
+    "vector": VectorNet,
 }
-"""Backbones by name; each takes the shape (channels, height, width) of a picture."""
+"""Backbones by name; each takes the shape of one input: (channels, height, width) or (numbers,)."""
+TIMM = "timm:"
+"""What the names of timm's networks begin with, as in `timm:resnet50`."""
+CUSTOM = "custom"
+"""The name of a backbone that somebody passed as a module; loading it needs that module again."""
 
 
-def check_backbone(name: str) -> str:
-    """Return `name` if there is such a backbone."""
-    if name not in BACKBONES:
-        raise InputError(f"unknown backbone {name!r}; there are {', '.join(BACKBONES)}")
+def check_backbone(name: str, shape: tuple[int, ...]) -> str:
+    """Return `name` if there is such a backbone and it reads inputs of `shape`."""
+    if name.startswith(TIMM):
+        _timm(name)
+    elif name not in BACKBONES:
+        known = ", ".join(BACKBONES)
+        raise InputError(f"unknown backbone {name!r}; there are {known} and {TIMM}NAME")
+    if (name == "vector") != (len(shape) == 1):
+        wanted = "vectors" if name == "vector" else "pictures"
+        raise InputError(f"the backbone {name!r} reads {wanted}, not inputs of shape {shape}")
     return name
+
+
+def make_backbone(name: str, shape: tuple[int, ...]) -> nn.Module:
+    """Return the backbone called `name` for inputs of `shape`, without particular weights."""
+    check_backbone(name, shape)
+    return _timm(name)(shape) if name.startswith(TIMM) else BACKBONES[name](shape)
+
+
+def _timm(name: str) -> Callable[[tuple[int, ...]], nn.Module]:
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError as error:
+        raise InputError(f"the backbone {name!r} needs timm: pip install timm") from error
+    model = name.removeprefix(TIMM)
+    if not timm.is_model(model):
+        raise InputError(f"timm has no network {model!r}; timm.list_models() shows them")
+    return lambda shape: Foreign(timm.create_model(model, num_classes=0, in_chans=shape[0]), shape)

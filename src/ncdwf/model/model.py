@@ -1,8 +1,10 @@
 """The model: backbone, known head, novel head, identifier and class statistics in one object."""
 
+import copy
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,19 +12,20 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ncdwf import storage
 from ncdwf.config import from_dict, require
-from ncdwf.data.images import Images, as_images
+from ncdwf.data.inputs import Inputs, as_inputs
 from ncdwf.errors import InputError
-from ncdwf.model.backbone import BACKBONES, Backbone, Features, check_backbone
+from ncdwf.model.backbone import CUSTOM, TIMM, Backbone, Features, Foreign, Normalise, make_backbone
 from ncdwf.model.heads import CosineHead, MultiHead
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.initialise import build
-from ncdwf.model.statistics import ClassStatistics
+from ncdwf.model.statistics import ClassStatistics, joined
 from ncdwf.noise import generator
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS_FILE = "model.safetensors"
 DESCRIPTION_FILE = "model.json"
 EVALUATION_BATCH = 1024
@@ -40,6 +43,7 @@ DERIVED_FROM = {
     "statistics.spread": "labelled pictures: spread around the means",
     "statistics.counts": "labelled pictures: how many of each class",
     "statistics.feature_norm": "labelled pictures: mean feature length",
+    "novel_statistics": "the pool: each novel class's mean feature, spread, size",
 }
 """What each stored tensor is made from; the longest matching prefix counts."""
 
@@ -52,9 +56,13 @@ class NovelHead:
     num_heads: int
     num_hidden: int
     num_projected: int
+    temperature: float = 0.1
+    """Of the softmax."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_novel", "num_heads", "num_hidden", "num_projected")
+        _require_positive(
+            self, "num_novel", "num_heads", "num_hidden", "num_projected", "temperature"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +70,27 @@ class Architecture:
     """All that is needed to build a model again before its weights are read."""
 
     backbone: str
-    num_channels: int
-    height: int
-    width: int
+    input_shape: tuple[int, ...]
+    """Of one picture (channels, height, width), or of one vector (numbers,)."""
     num_known: int
     temperature: float
+    """Of the known head's softmax."""
     spread: Literal["shared-diagonal", "shared", "per-class"]
     novel: NovelHead | None = None
     identifier: bool = False
+    num_discovered: int = 0
+    """How many of the known classes were discovered in earlier rounds."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_channels", "height", "width", "num_known", "temperature")
+        _require_positive(self, "num_known", "temperature")
+        require(
+            len(self.input_shape) in (1, 3) and min(self.input_shape) > 0,
+            f"input_shape={self.input_shape} of a model should be three sizes, or one",
+        )
+        require(
+            0 <= self.num_discovered <= self.num_known,
+            f"num_discovered={self.num_discovered} of a model should be from 0 to num_known",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,23 +133,36 @@ class Model(nn.Module):
     best_head: Tensor
 
     def __init__(
-        self, architecture: Architecture, known_names: tuple[str, ...], novel_names: tuple[str, ...]
+        self,
+        architecture: Architecture,
+        known_names: tuple[str, ...],
+        novel_names: tuple[str, ...],
+        backbone: Backbone | None = None,
     ) -> None:
         super().__init__()
         self.architecture = architecture
         self.known_names = known_names
         self.novel_names = novel_names
-        shape = (architecture.num_channels, architecture.height, architecture.width)
-        self.backbone = BACKBONES[check_backbone(architecture.backbone)](shape)  # type: ignore[assignment]
+        self.backbone = backbone or make_backbone(architecture.backbone, architecture.input_shape)  # type: ignore[assignment]
         num_features = self.backbone.num_features
         self.known_head = CosineHead(num_features, architecture.num_known)
         self.statistics = ClassStatistics(
             num_features=num_features, num_known=architecture.num_known, spread=architecture.spread
         )
         self.novel_head: MultiHead | None = None
-        if architecture.novel is not None:
-            novel = dataclasses.asdict(architecture.novel)
-            self.novel_head = MultiHead(num_features, novel.pop("num_novel"), **novel)
+        self.novel_statistics: ClassStatistics | None = None
+        novel = architecture.novel
+        if novel is not None:
+            self.novel_head = MultiHead(
+                num_features,
+                novel.num_novel,
+                num_heads=novel.num_heads,
+                num_hidden=novel.num_hidden,
+                num_projected=novel.num_projected,
+            )
+            self.novel_statistics = ClassStatistics(
+                num_features=num_features, num_known=novel.num_novel, spread=architecture.spread
+            )
         self.identifier = KnownClassIdentifier(num_features) if architecture.identifier else None
         self.register_buffer("best_head", torch.zeros((), dtype=torch.int64))
         self.hold_norms = False
@@ -151,27 +182,96 @@ class Model(nn.Module):
 
     @classmethod
     def create(
-        cls, architecture: Architecture, known_names: tuple[str, ...], *, seed: int
+        cls,
+        architecture: Architecture,
+        known_names: tuple[str, ...],
+        *,
+        seed: int,
+        backbone: nn.Module | None = None,
     ) -> "Model":
-        """Return a model with fresh weights that follow from `seed` alone."""
-        return build(lambda: cls(architecture, known_names, ()), generator(seed, "model"))
+        """Return a model with fresh weights that follow from `seed` alone.
+
+        Args:
+            architecture: what to build.
+            known_names: of the known classes.
+            seed: decides every weight but those of a foreign backbone.
+            backbone: somebody else's network, with its weights; the architecture calls it
+                `custom`. A copy of it is taken.
+        """
+        if architecture.backbone.startswith(TIMM):
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)  # other people's networks draw from the global state
+                foreign = make_backbone(architecture.backbone, architecture.input_shape)
+        elif backbone is not None:
+            foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
+        else:
+            return build(lambda: cls(architecture, known_names, ()), generator(seed, "model"))
+        return _with_backbone(architecture, known_names, (), foreign, generator(seed, "model"))
 
     def with_novel(self, novel: NovelHead, *, identifier: bool, seed: int) -> "Model":
         """Return a copy with a fresh novel head (and identifier); the rest is kept."""
         architecture = dataclasses.replace(self.architecture, novel=novel, identifier=identifier)
-        names = tuple(f"novel-{i + 1}" for i in range(novel.num_novel))
-        model = build(
-            lambda: Model(architecture, self.known_names, names), generator(seed, "novel")
-        )
+        names = _new_names(novel.num_novel, self.architecture.num_discovered, self.known_names)
+        source = generator(seed, "novel")
+        if isinstance(self.backbone, Foreign):
+            foreign = copy.deepcopy(self.backbone)
+            model = _with_backbone(architecture, self.known_names, names, foreign, source)
+        else:
+            model = build(lambda: Model(architecture, self.known_names, names), source)
+        fresh = ("novel_head.", "novel_statistics.", "identifier.")
         kept = {
             name: tensor.clone()
             for name, tensor in self.state_dict().items()
-            if not name.startswith(("novel_head.", "identifier."))
+            if not name.startswith(fresh)
         }
         missing, unexpected = model.load_state_dict(kept, strict=False)
         assert not unexpected
-        assert all(name.startswith(("novel_head.", "identifier.")) for name in missing)
+        assert all(name.startswith(fresh) for name in missing)
         return model.to(self.device)
+
+    def promoted(self) -> "Model":
+        """Return a copy to which the novel classes are known ones; see `learning.rounds.promote`.
+
+        Their prototypes are the directions of their mean features, a start to be fitted from.
+        """
+        if self.novel_head is None or self.novel_statistics is None:
+            raise InputError("this model has not discovered anything yet")
+        names = self.class_names
+        architecture = dataclasses.replace(
+            self.architecture,
+            num_known=len(names),
+            num_discovered=self.architecture.num_discovered + self.num_novel,
+            novel=None,
+            identifier=False,
+        )
+        with torch.device("meta"):
+            head = CosineHead(self.backbone.num_features, len(names))
+        model = copy.deepcopy(self)
+        model.architecture, model.known_names, model.novel_names = architecture, names, ()
+        model.novel_head = model.novel_statistics = model.identifier = None
+        model.known_head = head.to_empty(device=self.device)
+        prototypes = (self.known_head.prototypes, self.novel_statistics.means)
+        with torch.no_grad():
+            model.known_head.prototypes.copy_(
+                torch.cat([F.normalize(rows, dim=1) for rows in prototypes])
+            )
+        model.statistics = joined(self.statistics, self.novel_statistics)
+        model.best_head.zero_()
+        model.hold_norms = False
+        return model.eval()
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give classes other names: `{"novel-1": "kakapo"}`."""
+        for old in names:
+            if old not in self.class_names:
+                raise InputError(
+                    f"there is no class {old!r}; there are {', '.join(self.class_names)}"
+                )
+        renamed = tuple(names.get(name, name) for name in self.class_names)
+        for name in renamed:
+            require(isinstance(name, str) and name.strip() != "", f"{name!r} is not a name")
+            require(renamed.count(name) == 1, f"two classes would be called {name!r}")
+        self.known_names, self.novel_names = renamed[: self.num_known], renamed[self.num_known :]
 
     @property
     def device(self) -> torch.device:
@@ -198,7 +298,7 @@ class Model(nn.Module):
         """Return the threshold on P(novel) from which this model calls a picture novel."""
         return 0.5 if self.identifier is None else float(self.identifier.tau)
 
-    def features(self, images: Images) -> Features:
+    def features(self, images: Inputs) -> Features:
         """Return the features of all `images`, in evaluation mode, in batches."""
         return torch.cat(list(self._batches(images)))
 
@@ -217,44 +317,58 @@ class Model(nn.Module):
         """Return P(novel): the identifier's, or without one the novel share of a joint softmax."""
         if self.identifier is not None:
             return self.identifier.novelty(features)
-        joint = torch.cat([known, novel], dim=1).double() / self.architecture.temperature
+        joint = torch.cat(self._scaled(known, novel), dim=1)
         return joint.softmax(1)[:, known.shape[1] :].sum(1)
+
+    def _scaled(self, known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of both heads divided by their temperatures, in double precision."""
+        assert self.architecture.novel is not None
+        return (
+            known.double() / self.architecture.temperature,
+            novel.double() / self.architecture.novel.temperature,
+        )
 
     def predict(self, images: Any) -> Prediction:
         """Return the class of every picture: the one prediction path.
 
         Args:
-            images: uint8, `[image, channel, height, width]`, of the size that the model learnt.
+            images: uint8, `[image, channel, height, width]`, of the size that the model learnt; or
+                vectors, `[image, number]`, for a model that learnt from vectors.
         """
         images = self.check(images)
-        parts = [self._route(self.outputs(features)) for features in self._batches(images)]
+        parts = [self._name(self.outputs(features)) for features in self._batches(images)]
         labels, probability, novelty = (torch.cat(part) for part in zip(*parts, strict=True))
         return Prediction(labels=labels, probability=probability, novelty=novelty)
 
-    def _route(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
-        temperature = self.architecture.temperature
-        probability, labels = (outputs.known_logits.double() / temperature).softmax(1).max(1)
-        if self.novel_head is not None:
-            novel = outputs.novel_logits[int(self.best_head)].double() / temperature
-            novel_probability, cluster = novel.softmax(1).max(1)
-            is_novel = outputs.novelty >= self.tau
-            labels = torch.where(is_novel, cluster + self.num_known, labels)
-            probability = torch.where(is_novel, novel_probability, probability)
+    def _name(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+        probability, labels = self.probabilities(outputs).max(1)
         return labels.cpu(), probability.cpu(), outputs.novelty.cpu()
 
-    def check(self, images: Any) -> Images:
+    def probabilities(self, outputs: Outputs) -> Float[Tensor, "image cls"]:
+        """Return P(class): of the head that a picture is routed to; 0 for the other's classes."""
+        known = outputs.known_logits
+        if self.novel_head is None:
+            return (known.double() / self.architecture.temperature).softmax(1)
+        heads = self._scaled(known, outputs.novel_logits[int(self.best_head)])
+        is_novel = (outputs.novelty >= self.tau)[:, None]
+        of_known, of_novel = (logits.softmax(1) for logits in heads)
+        return torch.cat([of_known * ~is_novel, of_novel * is_novel], dim=1)
+
+    def check(self, images: Any) -> Inputs:
         """Return `images` if this model can read them."""
-        checked = as_images(images)
-        wanted = (self.architecture.num_channels, self.architecture.height, self.architecture.width)
+        checked = as_inputs(images)
+        wanted = self.architecture.input_shape
         if tuple(checked.shape[1:]) != wanted:
+            what = "pictures" if checked.ndim == 4 else "vectors"
+            reads = "(channels, height, width)" if len(wanted) == 3 else "numbers each"
+            size = wanted if len(wanted) == 3 else wanted[0]
             raise InputError(
-                f"pictures are {tuple(checked.shape[1:])}; this model reads {wanted} "
-                "(channels, height, width)"
+                f"{what} are {tuple(checked.shape[1:])}; this model reads {size} {reads}"
             )
         return checked
 
-    def _batches(self, images: Images) -> Iterator[Features]:
-        for batch in images.split(EVALUATION_BATCH):
+    def _batches(self, images: Inputs) -> Iterator[Features]:
+        for batch in torch.split(images, EVALUATION_BATCH):
             with torch.no_grad(), _evaluation_mode(self):
                 features: Features = self.backbone(batch.to(self.device))
             yield features
@@ -282,19 +396,32 @@ class Model(nn.Module):
             raise InputError(f"{directory} holds a model already; choose another directory")
         weights = storage.to_tensor_bytes(self.state_dict())
         storage.write_bytes(directory / WEIGHTS_FILE, weights)
+        self._describe(directory, storage.sha256(weights))
+
+    def _describe(self, directory: Path, weights_sha256: str) -> None:
         description = {
             "format": FORMAT,
             "architecture": dataclasses.asdict(self.architecture),
             "known_names": list(self.known_names),
             "novel_names": list(self.novel_names),
-            "weights_sha256": storage.sha256(weights),
+            "weights_sha256": weights_sha256,
         }
         description["sha256"] = _checksum(description)
         storage.write_json(directory / DESCRIPTION_FILE, description)
 
+    def save_names(self, directory: Path | str) -> None:
+        """Write other names of the classes into the directory that this model was loaded from."""
+        path = Path(directory) / DESCRIPTION_FILE
+        description = _checked_description(storage.read_json(path), path)
+        self._describe(Path(directory), str(description["weights_sha256"]))
+
     @classmethod
-    def load(cls, directory: Path | str) -> "Model":
-        """Return the model saved in `directory`, on the CPU; anything altered is refused."""
+    def load(cls, directory: Path | str, *, backbone: nn.Module | None = None) -> "Model":
+        """Return the model saved in `directory`, on the CPU; anything altered is refused.
+
+        A model whose backbone was passed as a module needs such a module again; its weights come
+        from the directory.
+        """
         path = Path(directory) / DESCRIPTION_FILE
         if not path.is_file():
             raise InputError(f"{directory} holds no model ({DESCRIPTION_FILE} is missing)")
@@ -302,7 +429,7 @@ class Model(nn.Module):
         weights_path = path.with_name(WEIGHTS_FILE)
         data = storage.read_bytes(weights_path, expected=str(description.get("weights_sha256")))
         tensors = storage.parse_tensors(data, weights_path)
-        model = _without_weights(description, path)
+        model = _without_weights(description, path, backbone)
         _check_tensors(model, tensors, weights_path)
         try:
             model.load_state_dict(tensors, strict=True, assign=True)
@@ -359,20 +486,62 @@ def _is_intact(description: dict[str, Any]) -> bool:
         return False
 
 
+def _with_backbone(
+    architecture: Architecture,
+    known_names: tuple[str, ...],
+    novel_names: tuple[str, ...],
+    foreign: nn.Module,
+    source: torch.Generator,
+) -> Model:
+    """Return a model around a backbone that has its weights already; the rest is filled."""
+    assert isinstance(foreign, Foreign)
+    outline = _Outline(foreign.num_features)
+    model = build(
+        lambda: Model(architecture, known_names, novel_names, backbone=outline),
+        source,
+    )
+    model.backbone = foreign
+    return model
+
+
+class _Outline(nn.Module):
+    """Holds the place of a backbone while the parts around it are filled."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.normalise = Normalise(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise AssertionError("an outline reads nothing")
+
+
+def _new_names(count: int, num_before: int, taken: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `novel-1`, `novel-2`, …, going on from earlier rounds and passing over taken names."""
+    numbers = itertools.count(num_before + 1)
+    names = (f"novel-{number}" for number in numbers)
+    return tuple(itertools.islice((name for name in names if name not in taken), count))
+
+
 def _require_positive(shape: NovelHead | Architecture, *names: str) -> None:
     for name in names:
         value = getattr(shape, name)
         require(value > 0, f"{name}={value} of a model should be above 0")
 
 
-def _without_weights(description: dict[str, Any], path: Path) -> Model:
+def _without_weights(description: dict[str, Any], path: Path, backbone: nn.Module | None) -> Model:
     """Return the model that is described, still without storage."""
     try:
         architecture = from_dict(Architecture, description["architecture"], where="architecture")
+        foreign = None
+        if architecture.backbone == CUSTOM:
+            if backbone is None:
+                raise InputError("its backbone was passed as a module; pass one to load it")
+            foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
         known, novel = (tuple(description[key]) for key in ("known_names", "novel_names"))
         require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
         with torch.device("meta"):
-            model = Model(architecture, known, novel)
+            model = Model(architecture, known, novel, backbone=foreign)
         counts = (len(known), len(novel)) == (model.num_known, model.num_novel)
         require(counts, "it does not name every class once")
     except (InputError, KeyError, TypeError, RuntimeError) as error:

@@ -1,5 +1,7 @@
 """Class statistics: the only thing, beside weights, that outlives the labelled data."""
 
+import copy
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -82,6 +84,49 @@ class Accumulator:
         statistics.counts = (self._counts / views_per_image).round().long()
         statistics.feature_norm = (self._norms / total).float()
         return statistics
+
+
+def soft_statistics(
+    features: Float[Tensor, "image feature"],
+    memberships: Float[Tensor, "image cls"],
+    spread: str,
+) -> ClassStatistics:
+    """Return the statistics of classes of which every picture is a member to a degree.
+
+    Degrees leave no class without a mean, however few pictures it is the first choice of.
+    """
+    features, memberships = features.double(), memberships.double()
+    sizes = memberships.sum(0).clamp_min(1e-12)
+    means = memberships.T @ features / sizes[:, None]
+    if spread == "shared-diagonal":
+        between = (sizes[:, None] * means.square()).sum(0)
+        scatter = ((features.square().sum(0) - between) / len(features)).clamp_min(0)
+    elif spread == "shared":
+        scatter = (features.T @ features - (means * sizes[:, None]).T @ means) / len(features)
+    else:
+        squares = [(features * degree[:, None]).T @ features for degree in memberships.T]
+        scatter = torch.stack(squares) / sizes[:, None, None] - _outer(means)
+    statistics = ClassStatistics(len(means), features.shape[1], spread)
+    statistics.means = means.float()
+    statistics.spread = scatter.float()
+    statistics.counts = torch.bincount(memberships.argmax(1), minlength=len(means))
+    statistics.feature_norm = features.norm(dim=1).mean().float()
+    return statistics
+
+
+def joined(first: ClassStatistics, second: ClassStatistics) -> ClassStatistics:
+    """Return the statistics of all classes; what they share is averaged by their sizes."""
+    result = copy.deepcopy(first)
+    sizes = [statistics.counts.sum().double() for statistics in (first, second)]
+    share = (sizes[1] / (sizes[0] + sizes[1]).clamp_min(1)).float()
+    result.means = torch.cat([first.means, second.means])
+    result.counts = torch.cat([first.counts, second.counts])
+    result.feature_norm = torch.lerp(first.feature_norm, second.feature_norm, share)
+    if first.spread.ndim == 3:
+        result.spread = torch.cat([first.spread, second.spread])
+    else:
+        result.spread = torch.lerp(first.spread, second.spread, share)
+    return result
 
 
 def _spread_shape(spread: str, num_known: int, num_features: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ncdwf.results.experiment import (
     config_record,
     execute,
     is_record_of,
+    labelled_of,
     learn_stage,
     load_supervised,
 )
@@ -100,7 +102,8 @@ class Bench:
         else:
             check(config, self.data_dir)  # before anything is written
             run = Run.create(path, config)
-        learn_stage(run, self.progress, data_dir=self.data_dir)
+        load = partial(labelled_of, config.setting, self.data_dir)
+        learn_stage(run, load, self.progress)
         return run
 
     def _add(self, cell: Cell, run: Run) -> Line:

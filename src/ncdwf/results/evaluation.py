@@ -11,7 +11,7 @@ from numpy import ndarray
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, roc_auc_score
 from torch import Tensor
 
-from ncdwf.data.images import Images
+from ncdwf.data.inputs import Images
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError
 from ncdwf.model import Model, Outputs

@@ -12,10 +12,11 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ import torch
 
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import __version__, storage
-from ncdwf.config import Config, from_dict, recipe
+from ncdwf.config import Config, from_dict
+from ncdwf.data.inputs import Inputs, Labels
 from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
@@ -43,6 +45,7 @@ from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.model.backbone import check_backbone
 from ncdwf.model.model import DESCRIPTION_FILE
+from ncdwf.recipes import recipe
 from ncdwf.results.evaluation import Predictions, Scores, evaluate
 
 CONFIG_FILE = "config.json"
@@ -162,11 +165,31 @@ class Run:
             directory.parent.rmdir()
 
 
+Labelled = tuple[Inputs, Labels, tuple[str, ...]]
+"""Pictures, their labels and the names of the classes."""
+
+
+def labelled_of(setting: str, data_dir: Path | None) -> Labelled:
+    """Return what the supervised phase of a setting learns from."""
+    split = Setting.parse(setting).load(data_dir)
+    return split.known_images, split.known_labels, split.known_names
+
+
+def pool_of(setting: str, data_dir: Path | None) -> Inputs:
+    """Return the pool of a setting."""
+    return Setting.parse(setting).load(data_dir).novel_images
+
+
 def check(config: Config, data_dir: Path | None = None) -> None:
-    """Refuse what would end the run only after something was written."""
-    pool = Setting.parse(config.setting).load(data_dir).novel_images
+    """Refuse what would end the run of a setting only after something was written."""
+    pool = pool_of(config.setting, data_dir)
     check_pool(len(pool), config.discovery.num_novel)
-    check_backbone(config.backbone)
+    check_shape(config, tuple(pool.shape[1:]))
+
+
+def check_shape(config: Config, shape: tuple[int, ...]) -> None:
+    """Refuse a configuration that cannot be run on pictures of `shape`, or not on this machine."""
+    check_backbone(config.backbone, shape)
     choose_engine(config.engine, choose_device(config.device))
     views = {
         "supervised.view": config.supervised.view,
@@ -174,7 +197,7 @@ def check(config: Config, data_dir: Path | None = None) -> None:
         "discovery.small": config.discovery.small,
     }
     for name, view in views.items():
-        if config.backbone == "small" and view.size and (view.size,) * 2 != pool.shape[2:]:
+        if config.backbone == "small" and view.size and (view.size,) * 2 != shape[1:]:
             raise InputError(
                 f"config.{name}.size={view.size}: the backbone 'small' reads no other size than "
                 "that of the pictures; leave it 0"
@@ -213,26 +236,25 @@ def execute(run: Run, progress: Progress | None = None, *, data_dir: Path | None
 
     The labelled tensors are dropped before discovery begins; discovery gets the pool alone.
     """
-    learn_stage(run, progress, data_dir=data_dir)
-    discover_stage(run, progress, data_dir=data_dir)
-    return evaluate_stage(run.path, run.config.setting, data_dir=data_dir)
+    setting = run.config.setting
+    learn_stage(run, partial(labelled_of, setting, data_dir), progress)
+    discover_stage(run, partial(pool_of, setting, data_dir), progress)
+    return evaluate_stage(run.path, setting, data_dir=data_dir)
 
 
-def learn_stage(
-    run: Run, progress: Progress | None = None, *, data_dir: Path | None = None
-) -> None:
-    """Do the supervised phase and save its model, unless the run has it."""
+def learn_stage(run: Run, load: Callable[[], Labelled], progress: Progress | None = None) -> None:
+    """Do the supervised phase on what `load` gives and save its model, unless the run has it."""
     config = run.config
     history: History = []
     with storage.locked(run.path), run.checkpoints(SUPERVISED) as checkpoints:
         if (run.supervised_dir / DESCRIPTION_FILE).exists():
             return
-        split = Setting.parse(config.setting).load(data_dir)
+        images, labels, names = load()
         model = learn_known(
-            split.known_images,
-            split.known_labels,
+            images,
+            labels,
             config,
-            class_names=split.known_names,
+            class_names=names,
             checkpoints=checkpoints,
             progress=progress,
             history=history,
@@ -241,10 +263,11 @@ def learn_stage(
         model.save(run.supervised_dir)
 
 
-def discover_stage(
-    run: Run, progress: Progress | None = None, *, data_dir: Path | None = None
-) -> None:
-    """Do the discovery phase on the pool and save its model, unless the run has one."""
+def discover_stage(run: Run, load: Callable[[], Inputs], progress: Progress | None = None) -> None:
+    """Do the discovery phase on the pool that `load` gives and save its model, unless it is there.
+
+    Neither a label nor a labelled picture can come through `load`: it gives pictures alone.
+    """
     config = run.config
     supervised = Model.load(run.supervised_dir)
     history: History = []
@@ -253,7 +276,7 @@ def discover_stage(
             return
         model = discover(
             supervised,
-            Setting.parse(config.setting).load(data_dir).novel_images,
+            load(),
             make_method(config.method),
             config,
             checkpoints=checkpoints,
@@ -267,9 +290,13 @@ def discover_stage(
 
 def load_model(path: Path) -> Model:
     """Return the model in a model directory, or the newest one of a run directory."""
-    supervised_dir = Run(path).supervised_dir
-    newest = path if (path / DESCRIPTION_FILE).exists() else supervised_dir
-    return Model.load(newest if (newest / DESCRIPTION_FILE).exists() else path)
+    return Model.load(model_dir(path))
+
+
+def model_dir(path: Path) -> Path:
+    """Return where the newest model of a run directory is, or of a model directory the same."""
+    newest = path if (path / DESCRIPTION_FILE).exists() else Run(path).supervised_dir
+    return newest if (newest / DESCRIPTION_FILE).exists() else path
 
 
 def load_supervised(path: Path) -> tuple[Model, History]:

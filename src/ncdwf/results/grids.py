@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ncdwf.config import Config, override, recipe
+from ncdwf.config import Config, override
+from ncdwf.recipes import recipe
 from ncdwf.results.experiment import complete
 
 CIFAR_SETTINGS = ("cifar10-5-5", "cifar100-80-20", "cifar100-50-50", "cifar100-20-80")

@@ -1,16 +1,20 @@
-"""Checks at the door: what a batch of pictures and its labels must look like."""
+"""Checks at the door: what pictures, plain vectors and their labels must look like."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
+from torch.nn import functional as F
 
 from ncdwf.errors import InputError
 
 Images = UInt8[Tensor, "image channel height width"]
+Vectors = Float[Tensor, "image number"]
+Inputs = Images | Vectors
+"""What a model reads: pictures, or one vector of numbers in the place of each."""
 Labels = Int64[Tensor, " image"]
 TrainAndTest = tuple[
     UInt8[Tensor, "train channel height width"],
@@ -40,6 +44,47 @@ def as_images(images: Any, *, name: str = "images") -> Images:
             "[image, channel, height, width] with 1 or 3 channels is accepted"
         )
     return tensor
+
+
+def as_vectors(vectors: Any, *, name: str = "vectors") -> Vectors:
+    """Return `vectors`, one row of finite numbers for each thing, as a float32 tensor."""
+    tensor = vectors if isinstance(vectors, Tensor) else _from_array(vectors, name)
+    if tensor.ndim != 2 or tensor.shape[1] == 0:
+        raise InputError(
+            f"{name} have shape {tuple(tensor.shape)}; [row, number] is accepted, with one or more "
+            "numbers"
+        )
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{name} are {tensor.dtype}; real numbers are accepted")
+    tensor = tensor.to(torch.float32)
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{name} hold NaN, infinite or too large values; finite ones are accepted")
+    return tensor
+
+
+def as_inputs(inputs: Any, *, name: str = "images") -> Inputs:
+    """Return pictures (three or four dimensions) or vectors (two), checked."""
+    if isinstance(inputs, Sequence):
+        inputs = _stack(inputs, name)
+    if getattr(inputs, "ndim", None) == 2:
+        return as_vectors(inputs, name=name)
+    return as_images(inputs, name=name)
+
+
+def resized(images: Images, height: int, width: int) -> Images:
+    """Return the pictures scaled to another size, in parts, so that memory stays bounded."""
+    if tuple(images.shape[2:]) == (height, width):
+        return images
+    parts = [
+        F.interpolate(
+            part.float(), (height, width), mode="bilinear", antialias=True, align_corners=False
+        )
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+        for part in images.split(256)
+    ]
+    return torch.cat(parts) if parts else images.new_zeros(0, images.shape[1], height, width)
 
 
 def as_labels(labels: Any, num_images: int) -> Labels:

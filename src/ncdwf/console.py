@@ -1,0 +1,160 @@
+"""How things look in a terminal: the progress bar, tables, and what is asked for as text."""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from ncdwf.config import Config
+from ncdwf.data.decoding import Skipped
+from ncdwf.model.model import Holding
+from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
+
+out = Console()
+err = Console(stderr=True)
+MOST_SKIPPED = 20
+"""So many unreadable files are listed one by one."""
+
+
+class Format(StrEnum):
+    """How `predict` writes its answers."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+class Bar:
+    """A progress bar with pictures a second and the time left; silent when nobody watches."""
+
+    def __init__(self, unit: str = "images", size: int = 1) -> None:
+        self._unit, self._size = unit, size
+        self._bars = Bars(
+            TextColumn("{task.description:>10}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self._task = self._bars.add_task("", total=None, rate="")
+        self._bars.remove_task(self._task)
+
+    def __enter__(self) -> "Bar":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def start(self, task: str, num_images: int, done: int) -> None:
+        """Begin a task."""
+        self._task = self._bars.add_task(task, total=num_images, completed=done, rate="")
+
+    def advance(self, num_images: int) -> None:
+        """Count in the pictures of one step."""
+        self._bars.advance(self._task, num_images)
+        speed = self._bars.tasks[-1].speed
+        if speed:
+            self._bars.update(self._task, rate=f"{speed / self._size:,.0f} {self._unit}/s")
+
+    def stop(self) -> None:
+        """End the task; its bar stays."""
+
+
+def print_skipped(skipped: Sequence[Skipped]) -> None:
+    """List files that could not be read."""
+    for item in skipped[:MOST_SKIPPED]:
+        err.print(f"skipped: {item}", markup=False, highlight=False, soft_wrap=True)
+    if len(skipped) > MOST_SKIPPED:
+        err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more", highlight=False)
+
+
+def print_choices(config: Config, phase: str, **counts: int) -> None:
+    """Say what followed from the data; everything can be overridden."""
+    assert config.own is not None
+    optim = config.supervised.optim if phase == "supervised" else config.discovery.optim
+    size = "×".join(map(str, config.own.shape))
+    counted = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    out.print(
+        f"{counted} at {size} · backbone {config.backbone} · {optim.epochs} epochs, "
+        f"batch {optim.batch_size}, learning rate {optim.lr:g}. "
+        f"Another choice: --set {phase}.optim.epochs=…",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
+    """List tensors by what they are derived from."""
+    table = Table("derived from, tensor", "shape", title=title, title_justify="left")
+    table.add_column("bytes", justify="right")
+    for source in dict.fromkeys(item.derived_from for item in holdings):
+        table.add_section()
+        table.add_row(f"[bold]{source}[/bold]")
+        for item in holdings:
+            if item.derived_from == source:
+                shape = "×".join(map(str, item.shape)) or "scalar"
+                table.add_row(f"  {item.name}", shape, f"{item.num_bytes:,}")
+    out.print(table)
+
+
+def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
+    """Print one row a picture."""
+    if form is Format.json:
+        out.print_json(json.dumps(rows))
+    elif form is Format.csv:
+        writer = csv.DictWriter(sys.stdout, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        out.print(table)
+
+
+def print_scores(scores: Scores, title: str) -> None:
+    """Print the scores of a model."""
+    table = Table("accuracy in %", title=title, title_justify="left")
+    for column in ("known", "novel", "all"):
+        table.add_column(column, justify="right")
+    after = scores.after_supervised["known"]
+    if after is not None:
+        table.add_row("after the supervised phase", f"{after:.2f}", "", "")
+    aware = scores.aware
+    table.add_row("task-aware", *(f"{v:.2f}" for v in (aware.known, aware.novel, aware.all)))
+    for name, entries in (("task-agnostic", scores.agnostic), ("strict", scores.strict)):
+        own = entries[scores.default_rule]
+        # scores.json has the other thresholds of the paper's table too.
+        for entry in [e for e in entries if e.tau == PAPER_TAU and e is not own] + [own]:
+            mark = " *" if entry is own else ""
+            table.add_row(f"{name}, {_rule(entry)}{mark}", *_figures(entry))
+    for name, text in (("pixels", "raw pixels"), ("features", "supervised features")):
+        if name in scores.kmeans:
+            table.add_row(f"k-means on {text}", "", f"{scores.kmeans[name]:.2f}", "")
+    out.print(table)
+    forgetting = "" if scores.forgetting is None else f"forgetting {scores.forgetting:.2f} · "
+    out.print(
+        f"{forgetting}AUROC of the routing {scores.auroc:.3f} · NMI {scores.nmi:.3f} · "
+        f"ARI {scores.ari:.3f} · * the rule that the model itself uses",
+        highlight=False,
+    )
+
+
+def _rule(entry: Routed) -> str:
+    return f"{entry.rule} τ={entry.tau:.4g}"
+
+
+def _figures(entry: Routed) -> tuple[str, str, str]:
+    return f"{entry.known:.2f}", f"{entry.novel:.2f}", f"{entry.all:.2f}"

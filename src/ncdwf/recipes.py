@@ -1,0 +1,192 @@
+"""Recommended configurations: for the settings of the paper, and for anybody's own data."""
+
+from dataclasses import replace
+from typing import Any
+
+from ncdwf.config import SETTING_NAME, Config, Discovery, Optim, Supervised, View
+from ncdwf.errors import InputError
+
+OWN = "own"
+"""What a configuration for somebody's own data has in the place of a setting."""
+SMALL_SIDE = 12
+"""Pictures up to this side are read by the small network, also on a GPU."""
+LARGEST_SIDE = {True: 64, False: 32}
+"""Larger pictures are scaled down to this side, with and without a GPU."""
+SMALLEST_BATCH = 16
+FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
+PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
+"""Over how many pictures the epochs of either phase pass together; the digits take as many."""
+LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
+"""The same for other networks, with and without a GPU: minutes in both cases."""
+
+
+def _digits(setting: str, num_novel: int, method: str) -> Config:
+    view = View(shift=0.8, rotation=9.0, scale=0.2)
+    identifier = {"epochs": 60, "batch_size": 64, "lr": 0.1}
+    fields: dict[str, dict[str, Any]] = {
+        "ncdwf": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
+        "ncdwf-gauss": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
+    }
+    supervised = Optim(epochs=20, batch_size=64, lr=0.02, warmup_epochs=1, weight_decay=1e-3)
+    discovery = Optim(epochs=100, batch_size=64, lr=0.2, warmup_epochs=5, weight_decay=1e-3)
+    return Config(
+        setting=setting,
+        supervised=Supervised(optim=supervised, view=view),
+        discovery=Discovery(num_novel=num_novel, optim=discovery, large=view),
+        method={
+            "name": method,
+            "clustering": {"num_heads": 3, "num_hidden": 128, "num_projected": 64},
+            **fields.get(method, {}),
+        },
+    )
+
+
+def _cifar(setting: str, num_novel: int, method: str) -> Config:
+    """Follow UNO [1] in views, heads and schedules, but for the choices of docs/reproduction.md.
+
+    References:
+        [1]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
+    """
+    large = View(padding=4, resized=0.5, flip=True, jitter=0.6, solarise=0.1, equalise=0.1)
+    small = View(
+        size=18,
+        resized=1.0,
+        min_area=0.3,
+        max_area=0.8,
+        flip=True,
+        jitter=0.8,
+        solarise=0.2,
+        equalise=0.2,
+    )
+    return Config(
+        setting=setting,
+        backbone="resnet18",
+        supervised=Supervised(
+            optim=Optim(epochs=200, batch_size=512, lr=0.2, warmup_epochs=10),
+            view=View(padding=4, flip=True),
+        ),
+        discovery=Discovery(
+            num_novel=num_novel,
+            optim=Optim(
+                epochs=200,
+                batch_size=512,
+                # Held norms do not bound the activations; 0.4 diverged on random pictures.
+                lr=0.4 if method == "uno" else 0.1,
+                warmup_epochs=10,
+                weight_decay=1.5e-4,
+            ),
+            large=large,
+            small=small,
+            num_small=2,
+        ),
+        method={"name": method},
+    )
+
+
+RECIPES = {"digits": _digits, "cifar10": _cifar, "cifar100": _cifar}
+"""What is known to work, by the name of the data."""
+
+
+def recipe(setting: str, method: str = "ncdwf") -> Config:
+    """Return the configuration that this project recommends for `setting` and `method`.
+
+    >>> recipe("digits-5-5").discovery.num_novel
+    5
+    """
+    match = SETTING_NAME.fullmatch(setting)
+    if match is None or match["data"] not in RECIPES:
+        raise InputError(
+            f"no recipe for setting {setting!r}; there are recipes for {', '.join(RECIPES)}"
+        )
+    return RECIPES[match["data"]](setting, int(match["proxy_novel"] or match["novel"]), method)
+
+
+def own_data(
+    shape: tuple[int, ...],
+    *,
+    method: str = "ncdwf",
+    backbone: str | None = None,
+    has_gpu: bool = False,
+) -> Config:
+    """Return a configuration for pictures (or vectors) of `shape` that nobody tuned for.
+
+    `fit_supervised` and `fit_discovery` bring its phases to the amount of data.
+
+    >>> own_data((64,)).backbone, own_data((3, 32, 32), has_gpu=True).backbone
+    ('vector', 'resnet18')
+    """
+    if backbone is None:
+        large = has_gpu and max(shape[1:], default=0) > SMALL_SIDE
+        backbone = "vector" if len(shape) == 1 else "resnet18" if large else "small"
+    if backbone in PASSES:
+        config = _own_small(_digits(OWN, 0, method), shape)
+    else:
+        config = _own_large(_cifar(OWN, 0, method), shape)
+    return replace(config, backbone=backbone)
+
+
+def fit_supervised(config: Config, num_images: int, *, has_gpu: bool = False) -> Config:
+    """Return what `own_data` gave with a supervised phase for so many labelled pictures."""
+    passes, _ = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
+    optim = _fitted(config.supervised.optim, num_images, passes)
+    return replace(config, supervised=replace(config.supervised, optim=optim))
+
+
+def fit_discovery(
+    config: Config, num_images: int, num_novel: int, *, has_gpu: bool = False
+) -> Config:
+    """Return what `own_data` gave with a discovery phase for `num_novel` classes in a pool."""
+    _, passes = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
+    optim = _fitted(config.discovery.optim, num_images, passes)
+    discovery = replace(config.discovery, num_novel=num_novel, optim=optim)
+    return replace(config, discovery=discovery)
+
+
+def _fitted(optim: Optim, num_images: int, passes: int) -> Optim:
+    """Return `optim` with a batch that grows with the data and epochs that shrink with it.
+
+    An epoch has eight steps or more where that is possible; all epochs together pass over about
+    `passes` pictures, which takes minutes on the device that the network is meant for.
+    """
+    batch_size = optim.batch_size
+    while batch_size > SMALLEST_BATCH and num_images // batch_size < 8:
+        batch_size //= 2
+    epochs = max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(passes / max(num_images, 1))))
+    return replace(
+        optim,
+        batch_size=batch_size,
+        epochs=epochs,
+        warmup_epochs=min(optim.warmup_epochs, epochs // 10),
+        lr=optim.lr * batch_size / optim.batch_size,
+    )
+
+
+def _own_large(config: Config, shape: tuple[int, ...]) -> Config:
+    """Return the CIFAR recipe, its views in proportion to the pictures."""
+    side = min(shape[1:], default=0)
+    discovery = replace(
+        config.discovery,
+        large=replace(config.discovery.large, padding=side // 8),
+        small=replace(config.discovery.small, size=max(1, round(side * 18 / 32))),
+    )
+    view = replace(config.supervised.view, padding=side // 8)
+    return replace(config, supervised=replace(config.supervised, view=view), discovery=discovery)
+
+
+def _own_small(config: Config, shape: tuple[int, ...]) -> Config:
+    """Return the digits recipe for vectors, or for pictures that a CPU has to learn from."""
+    method = dict(config.method)
+    if len(shape) == 1:
+        view = View(noise=0.5)
+        if method["name"] != "uno":
+            method["weight_distill"] = 1.0
+    else:
+        # Grey pictures are often of writing, which nobody sees in a mirror.
+        shift = 0.1 * min(shape[1:])
+        view = replace(config.supervised.view, shift=shift, flip=shape[0] == 3)
+    return replace(
+        config,
+        supervised=replace(config.supervised, view=view),
+        discovery=replace(config.discovery, large=view),
+        method=method,
+    )

@@ -1,0 +1,230 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncdwf.data.inputs import as_images, as_inputs, as_labels, as_vectors
+from ncdwf.errors import InputError
+
+ARRAY = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
+NUMBERS = [[0, 1, 2], [3, 4, 100]]
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def read_only(array):
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+@pytest.mark.parametrize(
+    "given_as",
+    [
+        torch.from_numpy,
+        lambda a: a,
+        list,
+        tuple,
+        lambda a: list(torch.from_numpy(a)),
+        np.asfortranarray,
+        lambda a: np.flip(np.flip(a, -1).copy(), -1),
+        read_only,
+    ],
+)
+def test_pictures_come_in_many_forms_and_out_in_one(given_as):
+    images = as_images(given_as(ARRAY))
+    assert images.dtype == torch.uint8
+    assert np.array_equal(images.numpy(), ARRAY)
+
+
+@pytest.mark.parametrize("given_as", [torch.from_numpy, lambda a: a, list])
+def test_grey_pictures_may_leave_out_the_channel(given_as):
+    images = as_images(given_as(ARRAY[:, 0]))
+    assert np.array_equal(images.numpy(), ARRAY[:, :1])
+
+
+def test_no_pictures_are_pictures():
+    assert as_images(np.zeros((0, 3, 4, 4), np.uint8)).shape == (0, 3, 4, 4)
+    assert len(as_images([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (ARRAY.astype(np.float32), "pool are torch.float32"),
+        (ARRAY.astype(np.int64), "pool are torch.int64"),
+        (np.full((1, 1, 2, 2), np.nan), "pool hold NaN or infinite values"),
+        (torch.full((1, 1, 2, 2), torch.inf), "pool hold NaN or infinite values"),
+        (ARRAY[0, 0], "pool have shape (4, 5)"),
+        (ARRAY[None], "pool have shape (1, 2, 3, 4, 5)"),
+        (ARRAY[:, :2], "pool have shape (2, 2, 4, 5)"),
+        (ARRAY[:, :, :0], "pool have shape (2, 3, 0, 5)"),
+        (np.moveaxis(ARRAY, 1, -1), "pool have shape (2, 4, 5, 3)"),
+        ([ARRAY[0], ARRAY[1, :, :3]], "number 0 is (3, 4, 5), number 1 is (3, 3, 5)"),
+        ([ARRAY[0], ARRAY[1, :1]], "pool differ in size or channels"),
+        ([[[1], [1, 2]]], "pool are not arrays of numbers"),
+        (np.array([None, {}]), "pool are not an array of numbers"),
+        ("pictures", "pool are not an array of numbers"),
+        (None, "pool are not an array of numbers"),
+    ],
+)
+def test_what_are_no_pictures_is_refused_by_name(images, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        as_images(images, name="pool")
+
+
+# Vectors
+
+REAL_TYPES = [
+    *(np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64),
+    *(np.float16, np.float32, np.float64),
+]
+
+
+@pytest.mark.parametrize("dtype", REAL_TYPES)
+@pytest.mark.parametrize("take", [as_vectors, as_inputs])
+def test_vectors_of_any_real_type_become_single_floats(take, dtype):
+    vectors = take(np.array(NUMBERS, dtype))
+    assert vectors.dtype == torch.float32
+    assert vectors.tolist() == NUMBERS
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32])
+@pytest.mark.parametrize("take", [as_vectors, as_inputs])
+def test_tensors_of_vectors_become_single_floats(take, dtype):
+    vectors = take(torch.tensor(NUMBERS, dtype=dtype))
+    assert vectors.dtype == torch.float32
+    assert vectors.tolist() == NUMBERS
+
+
+@pytest.mark.parametrize(
+    "given_as",
+    [
+        lambda a: a.tolist(),
+        list,
+        tuple,
+        lambda a: [torch.from_numpy(row) for row in a],
+        lambda a: [tuple(row) for row in a.tolist()],
+        torch.from_numpy,
+        np.asfortranarray,
+        lambda a: np.flip(np.flip(a, -1).copy(), -1),
+        read_only,
+    ],
+)
+def test_vectors_come_in_many_forms_and_out_in_one(given_as):
+    vectors = as_inputs(given_as(np.array(NUMBERS, np.float64)))
+    assert vectors.dtype == torch.float32
+    assert vectors.tolist() == NUMBERS
+
+
+def test_no_vectors_are_vectors():
+    vectors = as_inputs(np.zeros((0, 3)))
+    assert vectors.shape == (0, 3)
+    assert vectors.dtype == torch.float32
+
+
+def test_the_largest_single_float_is_not_too_large():
+    assert as_vectors([[LARGEST, -LARGEST]]).tolist() == [[LARGEST, -LARGEST]]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([[1.0, np.nan]], "pool hold NaN, infinite or too large values"),
+        (torch.tensor([[-torch.inf, 1]]), "pool hold NaN, infinite or too large values"),
+        ([[1.0, 2 * LARGEST]], "pool hold NaN, infinite or too large values"),
+        (torch.tensor([[-2 * LARGEST]], dtype=torch.float64), "infinite or too large values"),
+        ([[2**70, 1]], "pool are not an array of numbers"),
+        ([[1j, 2j]], "pool are torch.complex128; real numbers are accepted"),
+        ([[True, False]], "pool are torch.bool; real numbers are accepted"),
+        (torch.ones(2, 3, dtype=torch.bool), "pool are torch.bool; real numbers are accepted"),
+        (np.zeros((3, 0)), "pool have shape (3, 0); [row, number] is accepted"),
+        ([[], []], "pool have shape (2, 0); [row, number] is accepted"),
+        ([["cat", "dog"]], "pool are not an array of numbers"),
+        ([[None, 1.0]], "pool are not an array of numbers"),
+        (np.array([[None, {}]]), "pool are not an array of numbers"),
+    ],
+)
+@pytest.mark.parametrize("take", [as_vectors, as_inputs])
+def test_what_are_no_vectors_is_refused_in_one_line(take, vectors, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        take(vectors, name="pool")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "shape"),
+    [([1.0, 2.0], (2,)), (3.0, ()), ([], (0,)), (ARRAY[:, 0], (2, 4, 5)), (ARRAY, (2, 3, 4, 5))],
+)
+def test_vectors_have_two_dimensions(vectors, shape):
+    with pytest.raises(InputError, match=re.escape(f"vectors have shape {shape}")):
+        as_vectors(vectors)
+
+
+def test_vectors_of_different_lengths_are_refused():
+    message = "pool differ in size or channels: number 0 is (2,), number 1 is (3,)"
+    with pytest.raises(InputError, match=re.escape(message)):
+        as_inputs([[1.0, 2.0], [1.0, 2.0, 3.0]], name="pool")
+
+
+@pytest.mark.parametrize("given_as", [torch.from_numpy, lambda a: a, list])
+def test_three_and_four_dimensions_are_pictures(given_as):
+    for array, expected in ((ARRAY, ARRAY), (ARRAY[:, 0], ARRAY[:, :1])):
+        images = as_inputs(given_as(array))
+        assert images.dtype == torch.uint8
+        assert np.array_equal(images.numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (ARRAY.astype(np.float32), "pool are torch.float32; uint8 values 0 to 255 are accepted"),
+        (ARRAY[:, 0].astype(np.float64), "pool are torch.float64; uint8 values 0 to 255"),
+        (ARRAY[None], "pool have shape (1, 2, 3, 4, 5)"),
+        (ARRAY[0, 0, 0], "pool have shape (5,)"),
+        (None, "pool are not an array of numbers"),
+    ],
+)
+def test_what_are_neither_pictures_nor_vectors_is_refused_by_name(images, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        as_inputs(images, name="pool")
+
+
+# Labels
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 5), st.integers(0, 10), st.randoms(), st.sampled_from([np.uint8, np.int64]))
+def test_labels_of_all_classes_are_kept(num_known, more, random, dtype):
+    more_of_them = (random.randrange(num_known) for _ in range(more))
+    wanted = [*range(num_known), *range(num_known), *more_of_them]
+    random.shuffle(wanted)
+    for labels in (wanted, np.array(wanted, dtype), torch.tensor(wanted)):
+        checked = as_labels(labels, len(wanted))
+        assert checked.dtype == torch.int64
+        assert checked.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_images", "message"),
+    [
+        ([0, 1], 3, "2 labels do not match 3 pictures"),
+        ([0.0, 1.0], 2, "labels are torch.float64"),
+        ([True, False], 2, "labels are torch.bool"),
+        ([0j, 1j], 2, "labels are torch.complex128"),
+        ([[0, 1]], 1, "of shape (1, 2)"),
+        (3, 1, "of shape ()"),
+        (["cat", "dog"], 2, "labels are not an array of numbers"),
+        ([[1], [1, 2]], 2, "labels are not an array of numbers"),
+        ([0, 2], 2, "labels run from 0 to 2 with 2 distinct values"),
+        ([1, 2], 2, "labels run from 1 to 2"),
+        ([-1, 0, 1], 3, "labels run from -1 to 1"),
+        ([0, 0], 2, "there is one known class"),
+        (np.zeros(0, np.int64), 0, "there are no labelled pictures"),
+    ],
+)
+def test_what_are_no_labels_is_refused(labels, num_images, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        as_labels(labels, num_images)
