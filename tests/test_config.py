@@ -67,6 +67,7 @@ optims = st.builds(
     warmup_epochs=st.integers(0, 100),
     momentum=sizes(high=1, exclude_max=True),
     weight_decay=sizes(),
+    clip_norm=sizes(),
 )
 configs = st.builds(
     Config,

@@ -244,6 +244,28 @@ def test_update_is_sgd_with_momentum_and_weight_decay_by_hand() -> None:
     assert [float(weights[0]) for weights in recorder.weights] == pytest.approx(wanted, rel=1e-6)
 
 
+def test_long_gradients_are_shortened_and_short_ones_left() -> None:
+    scalar = Scalar(2.0)
+    optim = Optim(epochs=1, batch_size=4, lr=0.1, min_lr=0.1, momentum=0.0, weight_decay=0.0)
+    recorder = Recorder(scalar)
+    train(
+        scalar,
+        lambda batch, noise, progress: {"bowl": 3 * scalar.weight**2},
+        make_source(),
+        replace(optim, clip_norm=4.0),
+        noise={},
+        seed=0,
+        phase="test",
+        progress=recorder,
+    )
+    weight, wanted = 2.0, []
+    for _ in range(STEPS):
+        weight -= 0.1 * min(6 * weight, 4.0)
+        wanted.append(weight)
+    assert 6 * wanted[-2] < 4 < 6 * wanted[0]  # both cases come up
+    assert [float(weights[0]) for weights in recorder.weights] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_vector_terms_count_by_their_mean() -> None:
     def moved(loss: Callable[[Tensor], Tensor]) -> float:
         scalar = Scalar(1.0)

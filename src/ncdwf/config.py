@@ -91,12 +91,14 @@ class Optim:
     warmup_epochs: int = 0
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    clip_norm: float = 0.0
+    """Gradients longer than this are shortened to it; 0: never."""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"optim.epochs={self.epochs} should be 1 or more")
         # Batch normalisation has no variance of one picture.
         require(self.batch_size >= 2, f"optim.batch_size={self.batch_size} should be 2 or more")
-        for name in ("lr", "min_lr", "warmup_epochs", "momentum", "weight_decay"):
+        for name in ("lr", "min_lr", "warmup_epochs", "momentum", "weight_decay", "clip_norm"):
             value = getattr(self, name)
             require(0 <= value < float("inf"), f"optim.{name}={value} should be 0 or more")
         require(self.momentum < 1, f"optim.momentum={self.momentum} should be below 1")

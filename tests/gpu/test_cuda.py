@@ -63,6 +63,18 @@ def test_no_step_waits_for_the_device(
     assert counted.count("discovery") == 10 * 2
 
 
+def test_a_pool_that_does_not_fit_is_sent_batch_by_batch(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 1000))
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
+    history: loop.History = []
+    method = make_method(config.method)
+    model = discover(learnt(split), split.novel_images, method, config, history=history)
+    scores, _ = evaluate(model, split)
+    assert scores.aware.novel > 90
+
+
 def test_a_resumed_run_goes_on_where_it_stopped(split: Split, tmp_path: Path) -> None:
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     known, method = learnt(split), make_method(config.method)

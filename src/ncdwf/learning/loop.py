@@ -388,6 +388,10 @@ class _Training:
         code = number * len(bad) + bad.int().argmax()
         self.first_bad.copy_(torch.minimum(self.first_bad, torch.where(bad.any(), code, NEVER)))
         self.found_inf.copy_(self.first_bad != NEVER)
+        if self.optim.clip_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(
+                self.parameters.values(), self.optim.clip_norm, norm
+            )
 
     def check(self) -> None:
         """Raise if a step since the last check was not finite (sync point)."""
