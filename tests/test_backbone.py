@@ -3,6 +3,7 @@ import re
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from conftest import unchanged_global_state
@@ -34,6 +35,24 @@ def test_measured_pixels_get_zero_mean_and_unit_variance():
     pixels = normalise(images).transpose(0, 1).flatten(1)
     assert torch.allclose(pixels.mean(1), torch.zeros(3), atol=1e-5)
     assert torch.allclose(pixels.std(1), torch.ones(3), atol=1e-5)
+
+
+def test_colours_are_measured_over_all_pictures_however_many():
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (1030, 3, 2, 1), dtype=torch.uint8, generator=source)
+    images[1024:, 2] = 255  # the last ones differ from those before
+    normalise = Normalise(3)
+    normalise.measure(images)
+    pixels = np.moveaxis(images.numpy() / 255, 1, 0).reshape(3, -1)
+    assert normalise.mean.tolist() == pytest.approx(pixels.mean(1).tolist(), rel=1e-6)
+    assert normalise.std.tolist() == pytest.approx(pixels.std(1, ddof=1).tolist(), rel=1e-6)
+
+
+def test_one_pixel_has_a_colour_and_no_spread():
+    normalise = Normalise(1)
+    normalise.measure(torch.full((1, 1, 1, 1), 51, dtype=torch.uint8))
+    assert normalise.mean.item() == pytest.approx(0.2)
+    assert normalise.std.item() == pytest.approx(1 / 255)
 
 
 def test_bytes_and_shares_of_white_are_the_same_picture():

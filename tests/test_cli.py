@@ -6,21 +6,34 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
-from conftest import TINY_METHOD, Stop, StopAfter, same_results, shorter, tiny_recipe
+from conftest import (
+    TINY_METHOD,
+    Stop,
+    StopAfter,
+    same_results,
+    shorter,
+    tiny_pictures,
+    tiny_recipe,
+)
 from PIL import Image
 
-from ncdwf import __version__
+import ncdwf.cli
+from ncdwf import NovelClassDiscoverer, __version__
 from ncdwf.cli import main
-from ncdwf.config import Config, override
+from ncdwf.config import Config, OwnData, override
+from ncdwf.console import Bar
 from ncdwf.data.cifar import DATA_VARIABLE
 from ncdwf.data.setting import SETTINGS, Split
 from ncdwf.learning.discovery import METHODS
@@ -28,11 +41,21 @@ from ncdwf.model import Model
 from ncdwf.recipes import RECIPES
 from ncdwf.results.experiment import Run, execute
 
-VERBS = ("run", "learn", "discover", "evaluate", "predict", "inspect", "reproduce", "list")
+VERBS = (
+    *("run", "learn", "discover", "evaluate", "predict", "name", "export", "inspect"),
+    *("reproduce", "list"),
+)
 SHORT = (
     "--set=supervised.optim.epochs=1",
     "--set=discovery.optim.epochs=2",
     "--set=method.identifier_optim.epochs=2",
+)
+OWN_ROUND = (
+    *SHORT[1:],
+    "--set=method.latents_per_class=5",
+    "--set=method.inversion_iterations=2",
+    "--set=method.clustering.num_heads=2",
+    "--set=method.clustering.num_hidden=16",
 )
 
 
@@ -81,6 +104,51 @@ def contents(path: Path) -> dict[str, bytes]:
 def save_picture(path: Path, pixels: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
+
+
+def save_bomb(path: Path) -> None:
+    """Write a small PNG file that says it is 60000 pixels wide and high."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + check
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + content + chunk(b"IEND", b""))
+
+
+def save_own(folder: Path) -> None:
+    """Write pictures of two classes in sub-folders of `birds`, and of four others in `pool`."""
+    images, labels = tiny_pictures(6, seed=5)
+    for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+        place = f"birds/{('robin', 'emu')[label]}" if label < 2 else "pool"
+        save_picture(folder / place / f"{number:02d}.png", image[0].numpy())
+
+
+@pytest.fixture(scope="session")
+def own_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Own pictures and two runs on them, `known` and `both`; to be copied before any change."""
+    folder = tmp_path_factory.mktemp("own")
+    save_own(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for words in (
+            ["learn", "--images", "birds", "--out", "known", *SHORT[:1]],
+            ["discover", "known", "--images", "pool", "-n", "2", "--out", "both", *OWN_ROUND],
+        ):
+            patch.setattr(sys, "argv", ["ncdwf", *words])
+            with pytest.raises(SystemExit, match="0"):
+                main()
+    return folder
+
+
+@pytest.fixture
+def own(own_runs: Path, tmp_path: Path) -> Path:
+    """The same in this test's directory."""
+    shutil.copytree(own_runs, tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 @pytest.fixture
@@ -535,6 +603,11 @@ BAD = {
         ("holds a run already",),
         copy_run,
     ),
+    "discover in a pool of other pictures": Bad(
+        ["discover", "run", "--setting", "digits-4-2", "-o", "new"],
+        ("(1, 8, 8)", "reads (1, 16, 16)"),
+        copy_run,
+    ),
     "evaluate nothing": Bad(["evaluate", "no"], ("no does not exist",)),
     "evaluate too early": Bad(
         ["evaluate", "model", "--setting", "tiny-4-2"], ("not discovered",), copy_model
@@ -588,8 +661,11 @@ BAD = {
 def test_bad_input_is_one_line_code_2_and_nothing_written(
     call: Call, finished_run: Path, tmp_path: Path, name: str
 ) -> None:
-    bad = BAD[name]
-    bad.prepare(finished_run)
+    BAD[name].prepare(finished_run)
+    assert_refused(call, BAD[name], tmp_path)
+
+
+def assert_refused(call: Call, bad: Bad, tmp_path: Path) -> None:
     before = contents(tmp_path)
     answer = call(*bad.words)
     assert answer.code == 2
@@ -648,3 +724,524 @@ def test_a_real_process_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr == "ncdwf: unknown key config.sed; did you mean 'seed'?\n"
     assert contents(tmp_path) == {}
+
+
+Prepare = Callable[[Path], None]
+
+
+def learn_own(*words: str, said: tuple[str, ...], prepare: Prepare = lambda own: None) -> Bad:
+    return Bad(["learn", "--out", "new", *words], said, prepare)
+
+
+def discover_own(*words: str, said: tuple[str, ...], prepare: Prepare = lambda own: None) -> Bad:
+    return Bad(["discover", "known", "--out", "new", *words], said, prepare)
+
+
+def table(text: str) -> Prepare:
+    return lambda own: (own / "table.csv").write_text(text) and None
+
+
+def make_dir(name: str) -> Prepare:
+    return lambda own: (own / name).mkdir()
+
+
+def copy_pictures(*places: str) -> Prepare:
+    """Copy one picture to every place."""
+
+    def prepare(own: Path) -> None:
+        for place in places:
+            (own / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(own / "birds/emu/01.png", own / place)
+
+    return prepare
+
+
+def spoil(*patterns: str) -> Prepare:
+    """Write over every picture that fits."""
+
+    def prepare(own: Path) -> None:
+        for pattern in patterns:
+            for path in own.glob(pattern):
+                path.write_bytes(b"no picture")
+
+    return prepare
+
+
+def bombs(*places: str) -> Prepare:
+    return lambda own: [save_bomb(own / place) for place in places] and None
+
+
+def save_vector_model(own: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(20, 5))
+    settings = {"supervised.optim.epochs": 1}
+    NovelClassDiscoverer(settings=settings).fit(rows, np.arange(20) % 2).save(own / "vectors")
+
+
+BESIDE_IMAGES = ("--images takes the place of SETTING, --config and --resume",)
+GO_WITH = ("go with --images",)
+OWN_BAD = {
+    "an empty folder": learn_own(
+        "--images", "empty", said=("empty has no sub-folders",), prepare=make_dir("empty")
+    ),
+    "a folder without classes": learn_own("--images", "pool", said=("pool has no sub-folders",)),
+    "a folder of one class": learn_own(
+        "--images",
+        "one",
+        said=("one has one class, 'emu'",),
+        prepare=copy_pictures("one/emu/a.png"),
+    ),
+    "a class without pictures": learn_own(
+        "--images", "birds", said=("class 'owl' in birds",), prepare=make_dir("birds/owl")
+    ),
+    "a class of one picture": learn_own(
+        "--images",
+        "birds",
+        said=("of class 'owl' 1 pictures can be read; 2 or more",),
+        prepare=copy_pictures("birds/owl/a.png"),
+    ),
+    "a picture beside the classes": learn_own(
+        "--images", "birds", said=("birds/a.png lies beside",), prepare=copy_pictures("birds/a.png")
+    ),
+    "two folders of one class": learn_own(
+        *("--images", "birds"),
+        said=("birds has 2 folders of class 'm\u00f6we'",),
+        prepare=copy_pictures("birds/m\u00f6we/a.png", "birds/mo\u0308we/a.png"),
+    ),
+    "no folder": learn_own("--images", "brids", said=("brids does not exist",)),
+    "a picture for a folder": learn_own(
+        "--images", "pool/02.png", said=("pool/02.png ends in neither",)
+    ),
+    "a table without labels": learn_own(
+        *("--images", "table.csv"),
+        said=("needs one column 'label'", "'path', 'class'"),
+        prepare=table("path,class\npool/02.png,emu\n"),
+    ),
+    "a table of one class": learn_own(
+        *("--images", "table.csv"),
+        said=("table.csv has one class, 'emu'",),
+        prepare=table("path,label\npool/02.png,emu\npool/03.png,emu\n"),
+    ),
+    "a table that names a picture twice": learn_own(
+        *("--images", "table.csv"),
+        said=("lists pool/02.png twice, as 'emu' and as 'owl'",),
+        prepare=table("path,label\npool/02.png,emu\npool/02.png,owl\n"),
+    ),
+    "a table of missing files": learn_own(
+        *("--images", "table.csv"),
+        said=("none of the files could be read", "a.png", "there is no such file"),
+        prepare=table("path,label\na.png,emu\nb.png,owl\n"),
+    ),
+    "corrupt pictures alone": learn_own(
+        *("--images", "birds"),
+        said=("none of the files could be read as a picture",),
+        prepare=spoil("birds/*/*.png"),
+    ),
+    "pictures beyond measure": learn_own(
+        *("--images", "bombs"),
+        said=("none of the files could be read", "it has more than", "pixels"),
+        prepare=bombs("bombs/a/a.png", "bombs/b/b.png"),
+    ),
+    "one corrupt picture, strictly": learn_own(
+        *("--images", "birds", "--strict"),
+        said=("birds/emu/01.png cannot be read", "(1 of 12 cannot be read)"),
+        prepare=spoil("birds/emu/01.png"),
+    ),
+    "pictures beside a setting": learn_own("tiny-4-2", "--images", "birds", said=BESIDE_IMAGES),
+    "pictures beside a configuration": learn_own(
+        "--images", "birds", "--config", "known/config.json", said=BESIDE_IMAGES
+    ),
+    "pictures beside a resume": learn_own(
+        "--images", "birds", "--resume", "known", said=BESIDE_IMAGES
+    ),
+    "a size without pictures": learn_own("tiny-4-2", "--image-size", "8", said=GO_WITH),
+    "a backbone without pictures": learn_own("tiny-4-2", "--backbone", "small", said=GO_WITH),
+    "strictly without pictures": learn_own("tiny-4-2", "--strict", said=GO_WITH),
+    "another size beside a resume": Bad(
+        ["learn", "--resume", "known", "--image-size", "8"], GO_WITH
+    ),
+    "an unknown backbone": learn_own(
+        "--images", "birds", "--backbone", "nest", said=("unknown backbone 'nest'",)
+    ),
+    "a backbone of vectors": learn_own(
+        "--images", "birds", "--backbone", "vector", said=("'vector' reads vectors",)
+    ),
+    "an unknown key": learn_own("--images", "birds", "--set", "sed=1", said=("config.sed",)),
+    "a view of another size": learn_own(
+        "--images", "birds", "--set", "supervised.view.size=5", said=("size=5", "'small'")
+    ),
+    "a run is there": Bad(["learn", "--images", "birds", "--out", "known"], ("known holds a run",)),
+    "a model is there": Bad(
+        ["learn", "--images", "birds", "--out", "known/supervised"], ("holds a run or a model",)
+    ),
+    "a file is there": Bad(
+        ["learn", "--images", "birds", "--out", "pool/02.png"], ("pool/02.png",)
+    ),
+    "a name that is too long": Bad(
+        ["learn", "--images", "birds", "--out", "x" * 300], ("cannot write",)
+    ),
+    "no number of classes": discover_own("--images", "pool", said=("needs --num-novel",)),
+    "an empty pool": discover_own(
+        *("--images", "empty", "-n", "2"), said=("no pictures found",), prepare=make_dir("empty")
+    ),
+    "no pool": discover_own("--images", "no", "-n", "2", said=("no is neither a file nor",)),
+    "a corrupt pool": discover_own(
+        *("--images", "pool", "-n", "2"),
+        said=("none of the files could be read as a picture",),
+        prepare=spoil("pool/*.png"),
+    ),
+    "a pool beyond measure": discover_own(
+        *("--images", "bomb.png", "-n", "1"),
+        said=("bomb.png", "it has more than"),
+        prepare=bombs("bomb.png"),
+    ),
+    "one corrupt picture of the pool, strictly": discover_own(
+        *("--images", "pool", "-n", "2", "--strict"),
+        said=("pool/02.png cannot be read", "(1 of 24 cannot be read)"),
+        prepare=spoil("pool/02.png"),
+    ),
+    "more classes than pictures": discover_own(
+        "--images", "pool", "-n", "25", said=("25 novel classes", "24 pictures")
+    ),
+    "a pool beside a setting": discover_own(
+        *("--images", "pool", "-n", "2", "--setting", "tiny-4-2"),
+        said=("--images takes the place of --setting",),
+    ),
+    "a number without a pool": discover_own("-n", "2", said=GO_WITH),
+    "strictly without a pool": discover_own("--strict", said=GO_WITH),
+    "a pool beside a resume": Bad(
+        ["discover", "--resume", "both", "--images", "pool", "-n", "2"], ("nothing beside it",)
+    ),
+    "a number beside a resume": Bad(["discover", "--resume", "both", "-n", "2"], GO_WITH),
+    "a pool without a model": Bad(["discover", "--images", "pool", "-n", "2"], ("needs MODEL",)),
+    "a pool for no model": Bad(
+        ["discover", "no", "--images", "pool", "-n", "2"], ("no holds no model",)
+    ),
+    "an unknown method": discover_own(
+        "--images", "pool", "-n", "2", "-m", "ncd", said=("unknown method 'ncd'",)
+    ),
+    "another supervised phase": discover_own(
+        *("--images", "pool", "-n", "2", "--set", "supervised.optim.epochs=9"),
+        said=("that phase is over",),
+    ),
+    "another backbone": discover_own(
+        "--images", "pool", "-n", "2", "--set", "backbone=resnet18", said=("that phase is over",)
+    ),
+    "a discovery is there": Bad(
+        ["discover", "known", "--images", "pool", "-n", "2", "--out", "both"], ("both holds a run",)
+    ),
+    "discover without a pool": discover_own(
+        said=("known learnt from pictures of your own; --images says which",)
+    ),
+    "resume a discovery that never began": Bad(
+        ["discover", "--resume", "known"], ("known has no pool yet",)
+    ),
+    "evaluate own pictures": Bad(
+        ["evaluate", "both"], ("both learnt from pictures of your own; --setting says which",)
+    ),
+    "run own pictures": Bad(
+        ["run", "--resume", "both"], ("both is of pictures of your own", "ncdwf discover --resume")
+    ),
+    "replay own pictures": Bad(
+        ["learn", "--config", "known/config.json", "--out", "new"],
+        ("known/config.json is of pictures of your own",),
+    ),
+    "learn what came as a model": Bad(
+        ["learn", "--resume", "both"],
+        ("without labelled pictures",),
+        lambda own: shutil.rmtree(own / "both/supervised"),
+    ),
+    "predict with a model of vectors": Bad(
+        ["predict", "vectors", "pool"], ("reads vectors of 5 numbers",), save_vector_model
+    ),
+    "discover with a model of vectors": Bad(
+        ["discover", "vectors", "--images", "pool", "-n", "2"],
+        ("reads vectors of 5 numbers",),
+        save_vector_model,
+    ),
+    "a class that is not there": Bad(
+        ["name", "both", "novel-9=owl"], ("no class 'novel-9'", "emu, robin, novel-1, novel-2")
+    ),
+    "a name without a class": Bad(["name", "both", "=owl"], ("'=owl' should be written OLD=NEW",)),
+    "a class without a name": Bad(
+        ["name", "both", "novel-1="], ("'novel-1=' should be written OLD=NEW",)
+    ),
+    "no equals sign": Bad(["name", "both", "novel-1"], ("'novel-1' should be written OLD=NEW",)),
+    "a name of spaces": Bad(["name", "both", "novel-1= "], ("' ' is not a name",)),
+    "a name that is taken": Bad(["name", "both", "novel-1=emu"], ("two classes", "'emu'")),
+    "one name for two": Bad(
+        ["name", "both", "novel-1=owl", "novel-2=owl"], ("two classes", "'owl'")
+    ),
+    "two names for one": Bad(
+        ["name", "both", "novel-1=owl", "novel-1=rail"], ("'novel-1'", "'owl' and 'rail'")
+    ),
+    "name no model": Bad(["name", "no", "novel-1=owl"], ("no holds no model",)),
+    "export over a file": Bad(
+        ["export", "both", "--onnx", "pool/02.png"], ("pool/02.png is there already",)
+    ),
+    "export over a folder": Bad(["export", "both", "--onnx", "pool"], ("pool is there already",)),
+    "export below a file": Bad(
+        ["export", "both", "--onnx", "pool/02.png/m.onnx"], ("cannot write pool/02.png",)
+    ),
+    "export no model": Bad(["export", "no", "--onnx", "m.onnx"], ("no holds no model",)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_BAD)
+def test_bad_input_beside_own_pictures_is_one_line_code_2_and_nothing_written(
+    call: Call, own: Path, name: str
+) -> None:
+    OWN_BAD[name].prepare(own)
+    assert_refused(call, OWN_BAD[name], own)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file names are always text")
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (b"birds/\xff", ["learn", "--out", "new", "--images", "birds"]),
+        (b"\xff", ["learn", "--out", "new", "--images", "\udcff"]),
+        (b"\xff", ["discover", "known", "--out", "new", "-n", "1", "--images", "\udcff"]),
+        (b"\xff", ["name", "both", "novel-1=\udcff"]),
+    ],
+)
+def test_names_that_are_no_text_are_refused(
+    call: Call, own: Path, place: bytes, words: list[str]
+) -> None:
+    shutil.copytree(own / "birds/emu", own / os.fsdecode(place))
+    assert_refused(call, Bad(words, ("udcff' is not valid text",)), own)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file names are always text")
+def test_pictures_whose_names_are_no_text_are_named(call: Call, own: Path) -> None:
+    shutil.copy(own / "pool/02.png", own / os.fsdecode(b"\xff.png"))
+    for form in ("table", "csv", "json"):
+        answer = call("predict", "both", "\udcff.png", "-f", form)
+        assert (answer.code, answer.err) == (0, "")
+        assert "\\udcff.png" in answer.out
+
+
+def test_own_pictures_are_learnt_and_discovered_in(call: Call, own: Path) -> None:
+    learnt = call("learn", "--images", "birds", "--out", "first", "--seed", "3", SHORT[0])
+    assert (learnt.code, learnt.err) == (0, "")
+    assert learnt.out.splitlines() == [
+        "12 pictures, 2 classes at 1×16×16 · backbone small · 1 epochs, batch 16, "
+        "learning rate 0.005. Another choice: --set supervised.optim.epochs=…",
+        "A model of the known classes is in first",
+    ]
+    config = Run.open(Path("first")).config
+    assert config.own == OwnData(shape=(1, 16, 16), labelled=str(own / "birds"))
+    assert (config.setting, config.seed, config.discovery.num_novel) == ("own", 3, 0)
+
+    shutil.rmtree("birds")  # discovery needs nothing of it
+    before = contents(Path("first"))
+    found = call(
+        *("discover", "first", "--images", "pool", "-n", "3", "--out", "second", "--method", "uno"),
+        *OWN_ROUND[:1],
+    )
+    assert (found.code, found.err) == (0, "")
+    assert found.out.splitlines() == [
+        "24 pictures at 1×16×16 · backbone small · 2 epochs, batch 16, learning rate 0.05. "
+        "Another choice: --set discovery.optim.epochs=…",
+        "A model of known and novel classes (novel-1, novel-2, novel-3) is in second",
+    ]
+    assert contents(Path("first")) == before
+    recorded, config = config, Run.open(Path("second")).config
+    assert config.own == OwnData(shape=(1, 16, 16), pool=(str(own / "pool"),))
+    assert (config.method["name"], config.seed, config.discovery.num_novel) == ("uno", 3, 3)
+    assert config.supervised == recorded.supervised
+    assert Model.load("second").class_names == ("emu", "robin", "novel-1", "novel-2", "novel-3")
+
+
+def test_a_table_of_own_pictures_gives_what_the_folder_gives(call: Call, own: Path) -> None:
+    paths = sorted(Path("birds").rglob("*.png"))
+    rows = [f"{path},{path.parent.name}" for path in paths]
+    Path("table.csv").write_text("\n".join(["path,label", *rows]))
+    assert call("learn", "--images", "table.csv", "--out", "again", SHORT[0]).code == 0
+    for name in ("model.json", "model.safetensors"):
+        wanted = (own / "known/supervised" / name).read_bytes()
+        assert Path("again/supervised", name).read_bytes() == wanted
+    assert Run.open(Path("again")).config.own.labelled == str(own / "table.csv")
+
+
+def test_own_pictures_are_scaled_on_request_and_their_colours_kept(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in Path("birds").rglob("*.png"):
+        Image.open(path).convert("RGB").resize((50, 70)).save(path)
+    assert call("learn", "--images", "birds", "--out", "auto", SHORT[0]).code == 0
+    side = 64 if torch.cuda.is_available() else 32
+    assert Model.load("auto/supervised").architecture.input_shape == (3, side, side)
+    monkeypatch.setattr(ncdwf.cli.experiment, "learn_stage", lambda *rest: None)
+    words = ("learn", "--images", "birds", "--out", "asked")
+    assert call(*words, "--image-size", "9", "--backbone", "resnet18").code == 0
+    config = Run.open(Path("asked")).config
+    assert (config.own.shape, config.backbone) == ((3, 9, 9), "resnet18")
+
+
+def test_pictures_that_cannot_be_read_are_listed_and_passed_over(call: Call, own: Path) -> None:
+    spoil("birds/emu/01.png", "pool/0[2-4].png")(own)
+    learnt = call("learn", "--images", "birds", "--out", "first", SHORT[0])
+    assert learnt.code == 0
+    assert learnt.out.startswith("11 pictures, 2 classes")
+    (line,) = learnt.err.splitlines()
+    assert line.startswith(f"skipped: {own / 'birds/emu/01.png'} cannot be read as a picture: ")
+    found = call("discover", "first", "--images", "pool", "-n", "2", "--out", "both2", *OWN_ROUND)
+    assert found.code == 0
+    assert found.out.startswith("21 pictures at")
+    assert [line.split()[1] for line in found.err.splitlines()] == [
+        str(own / f"pool/{number:02d}.png") for number in (2, 3, 4)
+    ]
+
+
+def test_a_class_of_which_nothing_can_be_read_is_not_dropped(call: Call, own: Path) -> None:
+    copy_pictures("birds/owl/a.png", "birds/owl/b.png")(own)
+    spoil("birds/owl/*.png")(own)
+    answer = call("learn", "--images", "birds", "--out", "new", SHORT[0])
+    assert (answer.code, answer.out) == (2, "")
+    *skipped, last = answer.err.splitlines()
+    assert [line.split()[0] for line in skipped] == ["skipped:"] * 2
+    assert last == "ncdwf: of class 'owl' 0 pictures can be read; 2 or more are needed"
+    assert not Path("new").exists()
+
+
+def test_what_can_be_read_of_a_pool_is_what_counts(call: Call, own: Path) -> None:
+    spoil("pool/0*.png")(own)
+    left = 24 - len(list(Path("pool").glob("0*.png")))
+    words = ("discover", "known", "--images", "pool", "--out", "new", *OWN_ROUND)
+    answer = call(*words, "-n", str(left + 1))
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1] == (
+        f"ncdwf: {left + 1} novel classes are more than the pool's {left} pictures"
+    )
+    assert not Path("new").exists()
+
+
+def test_a_pool_may_be_of_several_folders_and_files(call: Call, own: Path) -> None:
+    words = ("--images", "pool", "--images", "birds/emu/01.png", "-n", "2")
+    answer = call("discover", "known", *words, "--out", "new", *OWN_ROUND)
+    assert answer.code == 0
+    assert answer.out.startswith("25 pictures at")
+    pool = Run.open(Path("new")).config.own.pool
+    assert pool == (str(own / "pool"), str(own / "birds/emu/01.png"))
+
+
+def test_a_discovered_model_begins_another_round(call: Call, own: Path) -> None:
+    assert call("name", "both", "novel-1=owl").code == 0
+    before = contents(Path("both"))
+    answer = call("discover", "both", "--images", "pool", "-n", "1", "--out", "third", *OWN_ROUND)
+    assert answer.code == 0
+    assert "(novel-3) is in third" in answer.out
+    model = Model.load("third")
+    assert model.class_names == ("emu", "robin", "owl", "novel-2", "novel-3")
+    assert (model.num_known, model.num_novel) == (4, 1)
+    assert contents(Path("both")) == before
+    rows = json.loads(call("predict", "third", "pool", "birds", "-f", "json").out)
+    assert {row["class"] for row in rows} <= set(model.class_names)
+
+
+def test_an_estimator_goes_on_on_the_command_line(call: Call, own: Path) -> None:
+    paths = sorted(Path("birds").rglob("*.png"))
+    finder = NovelClassDiscoverer(settings={"supervised.optim.epochs": 1})
+    finder.fit(paths, [path.parent.name for path in paths]).save("estimator")
+    words = ("--images", "pool", "-n", "2", "--out", "new", "-s", "0", *OWN_ROUND)
+    assert call("discover", "estimator", *words).code == 0
+    rows = json.loads(call("predict", "new", "birds", "-f", "json").out)
+    assert [row["path"] for row in rows] == [str(path) for path in paths]
+    wanted = (own / "both/model.safetensors").read_bytes()
+    assert Path("new/model.safetensors").read_bytes() == wanted
+
+
+def test_names_are_given_to_a_model_and_its_weights_stay(call: Call, own: Path) -> None:
+    before = contents(Path("both"))
+    answer = call("name", "both", "novel-2=black robin", "emu=rhea=nandu")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == "The classes of both: rhea=nandu, robin, novel-1, black robin\n"
+    after = contents(Path("both"))
+    assert {name for name in after if after[name] != before[name]} == {"model.json"}
+    rows = json.loads(call("predict", "both", "pool", "birds", "-f", "json").out)
+    assert {row["class"] for row in rows} <= {"rhea=nandu", "robin", "novel-1", "black robin"}
+    assert call("name", "known", "emu=rhea").out == "The classes of known: rhea, robin\n"
+
+
+def test_a_model_is_exported_into_a_new_folder(call: Call, own: Path) -> None:
+    answer = call("export", "both", "--onnx", "deep/er/birds.onnx")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("Written to deep/er/birds.onnx")
+    session = onnxruntime.InferenceSession("deep/er/birds.onnx")
+    names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+    assert names == ["emu", "robin", "novel-1", "novel-2"]
+    images, _ = tiny_pictures(6, seed=5)
+    probabilities, novelty = session.run(None, {"images": images.numpy()})
+    wanted = Model.load("both").predict(images)
+    assert np.allclose(novelty, wanted.novelty, atol=1e-4)
+    assert (probabilities.argmax(1) == wanted.labels.numpy()).mean() > 0.9
+
+
+class InterruptedBar(Bar):
+    """A bar under which somebody presses Ctrl-C after some steps of a phase."""
+
+    phase, left = "", 0
+
+    def start(self, task: str, num_images: int, done: int) -> None:
+        self.task = task
+        super().start(task, num_images, done)
+
+    def advance(self, num_images: int) -> None:
+        super().advance(num_images)
+        if self.task == self.phase:
+            type(self).left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+OWN_COMMANDS = {
+    "learn": ("--images", "birds", "--set=supervised.optim.epochs=4"),
+    "discover": ("known", "--images", "pool", "-n", "2", *OWN_ROUND),
+}
+PHASES = {"learn": "supervised", "discover": "discovery"}
+
+
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
+def test_work_on_own_pictures_goes_on_after_an_interruption(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    words = (verb, *OWN_COMMANDS[verb], "--set=checkpoint_seconds=0")
+    assert call(*words, "--out", "whole").code == 0
+    monkeypatch.setattr(ncdwf.cli, "Bar", InterruptedBar)
+    monkeypatch.setattr(InterruptedBar, "phase", PHASES[verb])
+    monkeypatch.setattr(InterruptedBar, "left", 2)
+    cut = call(*words, "--out", "cut")
+    assert cut.code not in (0, 2)
+    assert f"Interrupted. Go on with: ncdwf {verb} --resume cut" in cut.err
+    assert any(Path("cut/checkpoints", PHASES[verb]).iterdir())
+    assert not Path("cut/model.json").exists()
+
+    # The pictures are read again, so they must still be there.
+    folder = Path("birds" if verb == "learn" else "pool")
+    folder.rename("elsewhere")
+    before = contents(Path("cut"))
+    answer = call(verb, "--resume", "cut")
+    assert answer.code == 2
+    assert len(answer.err.splitlines()) == 1
+    assert str(own / folder) in answer.err
+    assert contents(Path("cut")) == before
+    Path("elsewhere").rename(folder)
+
+    assert call(verb, "--resume", "cut").code == 0
+    model = "supervised" if verb == "learn" else "."
+    for name in ("model.json", "model.safetensors"):
+        assert Path("cut", model, name).read_bytes() == Path("whole", model, name).read_bytes()
+    assert not Path("cut/checkpoints").exists()
+
+
+def test_an_interruption_before_anything_is_learnt_leaves_nothing(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ncdwf.cli, "Bar", InterruptedBar)
+    monkeypatch.setattr(InterruptedBar, "phase", "read")
+    monkeypatch.setattr(InterruptedBar, "left", 1)
+    before = contents(own)
+    answer = call("learn", "--images", "birds", "--out", "new")
+    assert answer.code not in (0, 2)
+    assert "Traceback" not in answer.err
+    assert contents(own) == before

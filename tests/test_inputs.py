@@ -1,12 +1,14 @@
 import re
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from ncdwf.data.inputs import as_images, as_inputs, as_labels, as_vectors
+from ncdwf.data.inputs import as_images, as_inputs, as_labels, as_vectors, resized
 from ncdwf.errors import InputError
 
 ARRAY = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
@@ -190,6 +192,48 @@ def test_three_and_four_dimensions_are_pictures(given_as):
 def test_what_are_neither_pictures_nor_vectors_is_refused_by_name(images, message):
     with pytest.raises(InputError, match=re.escape(message)):
         as_inputs(images, name="pool")
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("size", [(5, 7), (10, 14), (3, 9), (1, 1), (13, 4)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_scaled_as_an_image_library_does_it(channels, size):
+    numbers = np.random.default_rng(0).integers(0, 256, (2, channels, 9, 11), dtype=np.uint8)
+    got = resized(torch.from_numpy(numbers), *size)
+    assert got.dtype == torch.uint8
+    assert got.shape == (2, channels, *size)
+    for image, channel in product(range(2), range(channels)):
+        picture = Image.fromarray(numbers[image, channel])
+        expected = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR), np.int64)
+        assert np.abs(got[image, channel].numpy() - expected).max() <= 1  # it rounds in between
+
+
+def test_half_a_picture_by_hand():
+    # A triangle over two pixels each side: 1, 3, 3, 1 of 8, at the border 3, 3, 1 of 7.
+    images = torch.tensor([0, 0, 0, 90, 0, 0], dtype=torch.uint8).view(1, 1, 1, 6)
+    # The bright pixel is out of reach of the first, 3/8 of the second and 1/7 of the third:
+    # 33.75 and 12.86.
+    assert resized(images, 1, 3).flatten().tolist() == [0, 34, 13]
+
+
+def test_pictures_of_that_size_already_are_left_alone():
+    images = torch.from_numpy(ARRAY)
+    assert resized(images, 4, 5) is images
+
+
+def test_pictures_are_scaled_one_by_one_however_many():
+    numbers = np.random.default_rng(0).integers(0, 256, (600, 1, 4, 4), dtype=np.uint8)
+    images = torch.from_numpy(numbers)
+    together = resized(images, 3, 5)
+    assert len(together) == 600
+    for i in (0, 255, 256, 599):
+        assert torch.equal(together[i : i + 1], resized(images[i : i + 1], 3, 5))
+
+
+def test_no_pictures_have_any_size():
+    assert resized(torch.zeros(0, 3, 4, 5, dtype=torch.uint8), 7, 6).shape == (0, 3, 7, 6)
 
 
 # Labels

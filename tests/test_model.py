@@ -136,6 +136,7 @@ def test_weights_follow_from_the_seed_and_no_global_state_is_touched():
 def test_discovery_gets_a_copy_that_keeps_what_was_learnt():
     known = known_model()
     known.statistics.means.normal_(generator=torch.Generator().manual_seed(0))
+    known.backbone.normalise.measure(pictures())
     before = {name: tensor.clone() for name, tensor in known.state_dict().items()}
     whole = known.with_novel(NOVEL, identifier=True, seed=3)
     for name, tensor in before.items():
@@ -530,9 +531,13 @@ def test_a_backbone_that_cannot_read_the_inputs_makes_no_model():
 @pytest.fixture
 def timm(monkeypatch):
     """Stand in for timm with one network, `net`, whose weights are drawn from the global state."""
+
+    def create_model(name, *, num_classes, in_chans):
+        return nn.Sequential(nn.Conv2d(in_chans, 6, 3), nn.GroupNorm(2, 6))
+
     fake = types.ModuleType("timm")
     fake.is_model = lambda name: name == "net"
-    fake.create_model = lambda name, num_classes, in_chans: nn.Conv2d(in_chans, 6, 3)
+    fake.create_model = create_model
     monkeypatch.setitem(sys.modules, "timm", fake)
 
 
@@ -544,7 +549,7 @@ def test_weights_of_a_network_of_timm_follow_from_the_seed(tmp_path):
     torch.manual_seed(2)
     assert same_weights(first, whole_model(backbone="timm:net"))
     other = whole_model(seed=1, backbone="timm:net")
-    for name in ("backbone.module.weight", "known_head.prototypes"):
+    for name in ("backbone.module.0.weight", "known_head.prototypes"):
         assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
     first.save(tmp_path)
     loaded = Model.load(tmp_path)  # timm makes the network again

@@ -96,7 +96,7 @@ def test_the_loss_of_two_mixtures_by_hand(monkeypatch):
     expected = 0.75 * surprise[0, 0] + 0.25 * surprise[0, 2]
     expected = (expected + 0.6 * surprise[1, 2] + 0.4 * surprise[1, 0]) / 2
     assert set(terms) == {"classify"}
-    assert float(terms["classify"]) == pytest.approx(float(expected), rel=1e-5)
+    assert terms["classify"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert {name: draw.kind for name, draw in caught["noise"].items()} == {
         "replay": "uniform",
         "replay_normal": "normal",

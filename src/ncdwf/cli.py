@@ -1,7 +1,10 @@
 """The command line: one verb, one short function."""
 
+import io
 import sys
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,10 +41,12 @@ from ncdwf.data.folder import (
 from ncdwf.data.inputs import Inputs
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError, NcdwfError
+from ncdwf.estimator import LARGEST_IMAGE_SIZE
 from ncdwf.export import export_onnx
 from ncdwf.learning.discovery import METHODS, check_method, check_pool
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
+from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.recipes import (
     LARGEST_SIDE,
     RECIPES,
@@ -149,6 +154,11 @@ def run(
     """
     changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
     work = _begin(setting, out_dir, resume, config_file, changes)
+    if work.config.own is not None:
+        raise InputError(
+            f"{work.path} is of pictures of your own; go on with 'ncdwf learn --resume' or "
+            "'ncdwf discover --resume'"
+        )
     with _resumable(work), Bar() as bar:
         scores = experiment.execute(work, bar, data_dir=data_dir)
     config = work.config
@@ -167,7 +177,10 @@ def learn(
         ),
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(min=1, help="Side that they are scaled to; follows from them.")
+        int | None,
+        typer.Option(
+            min=1, max=LARGEST_IMAGE_SIZE, help="Side that they are scaled to; follows from them."
+        ),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="small, resnet18 or timm:NAME; follows from the device.")
@@ -191,15 +204,19 @@ def learn(
         ncdwf learn --resume known
     """
     changes = Changes(seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    load: Callable[[], experiment.Labelled] | None = None
     if images is None:
+        if strict or image_size is not None or backbone is not None:
+            raise InputError("--image-size, --backbone and --strict go with --images")
         work = _begin(setting, out_dir, resume, config_file, changes)
     elif any(other is not None for other in (setting, config_file, resume)):
         raise InputError("--images takes the place of SETTING, --config and --resume")
     else:
+        _check_free(out_dir)
         config = _own_config(images, image_size, backbone, strict, changes)
-        work = Run.create(_directory(out_dir, config), config)
+        work, load = _own_classes(config, out_dir)
     with _resumable(work), Bar() as bar:
-        experiment.learn_stage(work, _labelled(work.config, data_dir, bar), bar)
+        experiment.learn_stage(work, load or _labelled(work.config, data_dir, bar), bar)
     out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
 
 
@@ -237,23 +254,22 @@ def discover(
         ncdwf discover --resume both
     """
     changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    load: Callable[[], Inputs] | None = None
+    if not images and (strict or num_novel is not None):
+        raise InputError("--num-novel and --strict go with --images")
     if resume is not None:
-        work = _reopen(resume, changes, model, out_dir, setting, images)
+        work = _reopen_round(resume, changes, model, out_dir, setting, images)
     elif model is None:
         raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
     elif images:
         if setting is not None:
             raise InputError("--images takes the place of --setting")
-        work = _own_round(model, images, num_novel, strict, out_dir, changes)
+        _check_free(out_dir)
+        work, load = _own_round(model, images, num_novel, strict, out_dir, changes)
     else:
-        start = experiment.load_supervised(model)
-        recorded = _recorded(model, setting)
-        config = changes.apply(recorded)
-        if (config.supervised, config.backbone) != (recorded.supervised, recorded.backbone):
-            raise InputError("discover cannot change supervised or backbone: that phase is over")
-        work = Run.create(_directory(out_dir, config), config, start)
+        work = _round(model, setting, out_dir, changes)
     with _resumable(work), Bar() as bar:
-        experiment.discover_stage(work, _pool(work.config, data_dir, bar), bar)
+        experiment.discover_stage(work, load or _pool(work.config, data_dir, bar), bar)
     found = ", ".join(Model.load(work.path).novel_names)
     out.print(f"A model of known and novel classes ({found}) is in {work.path}", soft_wrap=True)
 
@@ -272,7 +288,7 @@ def evaluate(
 
         ncdwf evaluate both
     """
-    setting = setting or _recorded(model, None).setting
+    setting = setting or _recorded(model, None, option="--setting").setting
     _fetch(setting, data_dir)
     scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
     print_scores(scores, f"{model} on {setting}")
@@ -328,13 +344,18 @@ def name(
 
         ncdwf name both novel-1=kakapo novel-2="black robin"
     """
-    pairs = [text.partition("=") for text in names]
-    for text, (old, equals, new) in zip(names, pairs, strict=True):
-        if not (old and equals and new):
+    pairs: dict[str, str] = {}
+    for text in names:
+        old, _, new = text.partition("=")
+        if not (old and new):
             raise InputError(f"{text!r} should be written OLD=NEW, as in novel-1=kakapo")
+        if old in pairs:
+            raise InputError(f"{old!r} would be called {pairs[old]!r} and {new!r}; give one name")
+        pairs[old] = new
+    _check_text(*pairs.values())
     directory = experiment.model_dir(model)
     loaded = Model.load(directory)
-    loaded.rename({old: new for old, _, new in pairs})
+    loaded.rename(pairs)
     loaded.save_names(directory)
     out.print(f"The classes of {model}: {', '.join(loaded.class_names)}", soft_wrap=True)
 
@@ -475,6 +496,8 @@ def _root(
 
 def main() -> None:
     """Run the command line; a problem that the user can mend is one line and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except NcdwfError as error:
@@ -515,6 +538,8 @@ def _begin(
     if file is not None and setting is not None:
         raise InputError("--config names the setting already; give one of the two")
     start = experiment.read_config(file) if file else _recipe(setting or "digits-5-5")
+    if start.own is not None:
+        raise InputError(f"{file} is of pictures of your own; 'ncdwf learn --images' takes them")
     config = changes.apply(start)
     return Run.create(_directory(out_dir, config), config)
 
@@ -527,6 +552,14 @@ def _reopen(resume: Path, changes: Changes, *others: object) -> Run:
     return Run.open(resume)
 
 
+def _reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
+    work = _reopen(resume, changes, *others)
+    own = work.config.own
+    if own is not None and not own.pool:
+        raise InputError(f"{resume} has no pool yet; 'ncdwf discover {resume} --images' takes one")
+    return work
+
+
 def _recipe(setting: str) -> Config:
     data = Setting.parse(setting).data
     if data not in RECIPES:
@@ -535,23 +568,53 @@ def _recipe(setting: str) -> Config:
     return recipe(setting)
 
 
-def _recorded(model: Path, setting: str | None) -> Config:
+def _round(model: Path, setting: str | None, out_dir: Path | None, changes: Changes) -> Run:
+    """Begin a round of discovery in the pool of a setting."""
+    start = experiment.load_supervised(model)
+    recorded = _recorded(model, setting, option="--images")
+    config = changes.apply(recorded)
+    _check_over(config, recorded)
+    if setting is not None:
+        start[0].check(experiment.pool_of(config.setting, changes.data_dir)[:1])
+    return Run.create(_directory(out_dir, config), config, start)
+
+
+def _check_over(config: Config, recorded: Config) -> None:
+    if (config.supervised, config.backbone) != (recorded.supervised, recorded.backbone):
+        raise InputError("discover cannot change supervised or backbone: that phase is over")
+
+
+def _recorded(model: Path, setting: str | None, *, option: str) -> Config:
     """Return the configuration of the run in `model`, turned to `setting` if one is named.
 
-    A model without its run gets the recipe of `setting`.
+    A model without its run gets the recipe of `setting`. Where the run has no setting, `option`
+    names other pictures.
     """
     if (model / experiment.CONFIG_FILE).exists():
         config = Run.open(model).config
         if setting is None:
+            if config.own is not None:
+                raise InputError(
+                    f"{model} learnt from pictures of your own; {option} says which ones to take"
+                )
             return config
         num_novel = len(Setting.parse(setting).novel_classes)
         discovery = replace(config.discovery, num_novel=num_novel)
-        return replace(config, setting=setting, discovery=discovery)
+        return replace(config, setting=setting, discovery=discovery, own=None)
     if setting is not None:
         return _recipe(setting)
     if not model.exists():
         raise InputError(f"{model} does not exist")
     raise InputError(f"{model} holds no {experiment.CONFIG_FILE}; name the setting with --setting")
+
+
+def _check_free(out_dir: Path | None) -> None:
+    """Refuse a directory with a run or a model before many pictures are read for nothing."""
+    if out_dir is None:
+        return
+    with suppress(OSError):  # such a path is refused when it is written
+        if any((out_dir / name).exists() for name in (experiment.CONFIG_FILE, DESCRIPTION_FILE)):
+            raise InputError(f"{out_dir} holds a run or a model already; choose another directory")
 
 
 def _directory(out_dir: Path | None, config: Config) -> Path:
@@ -562,6 +625,7 @@ def _own_config(
     images: Path, image_size: int | None, backbone: str | None, strict: bool, changes: Changes
 ) -> Config:
     """Return the configuration that follows from somebody's labelled pictures."""
+    _check_text(images.resolve())
     listing = _labelled_listing(images)
     found, has_gpu = survey(listing.paths), choose_device("auto").type == "cuda"
     side = image_size or min(found.median_side, LARGEST_SIDE[has_gpu])
@@ -572,10 +636,18 @@ def _own_config(
     own = OwnData(shape=shape, labelled=str(images.resolve()), strict=strict)
     config = changes.override(replace(config, own=own))
     experiment.check_shape(config, shape)
-    assert listing.labels is not None
-    counts = {"pictures": len(listing.paths), "classes": len(set(listing.labels))}
-    print_choices(config, "supervised", **counts)
     return config
+
+
+def _own_classes(
+    config: Config, out_dir: Path | None
+) -> tuple[Run, Callable[[], experiment.Labelled]]:
+    """Begin a supervised phase once its pictures are read: what is refused leaves no run behind."""
+    with Bar() as bar:
+        labelled = _labelled(config, None, bar)()
+    work = Run.create(_directory(out_dir, config), config)
+    print_choices(config, "supervised", pictures=len(labelled[0]), classes=len(labelled[2]))
+    return work, lambda: labelled
 
 
 def _own_round(
@@ -585,10 +657,11 @@ def _own_round(
     strict: bool,
     out_dir: Path | None,
     changes: Changes,
-) -> Run:
-    """Begin a round of discovery in somebody's unlabelled pictures."""
+) -> tuple[Run, Callable[[], Inputs]]:
+    """Begin a round of discovery in somebody's unlabelled pictures, once they are read."""
     if num_novel is None:
         raise InputError("discover needs --num-novel with --images: how many classes to look for")
+    _check_text(*(path.resolve() for path in images))
     start = experiment.load_model(model)
     shape, num_pictures = _picture_shape(start), len(unlabelled(images).paths)
     has_gpu = choose_device("auto").type == "cuda"
@@ -599,15 +672,33 @@ def _own_round(
         config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
     config = fit_discovery(config, num_pictures, num_novel, has_gpu=has_gpu)
     own = OwnData(shape=shape, pool=tuple(str(path.resolve()) for path in images), strict=strict)
-    config = changes.override(replace(config, own=own))
+    recorded, config = config, changes.override(replace(config, own=own))
+    _check_over(config, recorded)
     experiment.check_shape(config, shape)
     check_pool(num_pictures, config.discovery.num_novel)
-    print_choices(config, "discovery", pictures=num_pictures)
-    return Run.create(_directory(out_dir, config), config, (start, []))
+    with Bar() as bar:
+        pool = _pool(config, None, bar)()
+    check_pool(len(pool), config.discovery.num_novel)
+    work = Run.create(_directory(out_dir, config), config, (start, []))
+    print_choices(config, "discovery", pictures=len(pool))
+    return work, lambda: pool
 
 
 def _labelled_listing(images: Path) -> Listing:
-    return labelled_folder(images) if images.is_dir() else labelled_table(images)
+    if images.is_dir():
+        return labelled_folder(images)
+    if not images.exists():
+        raise InputError(f"{images} does not exist; a folder or a table of pictures is accepted")
+    return labelled_table(images)
+
+
+def _check_text(*words: object) -> None:
+    """Refuse names that no file of text can hold: they were written in no known encoding."""
+    for word in map(str, words):
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the name {word!a} is not valid text; choose another") from error
 
 
 def _picture_shape(model: Model) -> tuple[int, int, int]:
@@ -624,11 +715,20 @@ def _labelled(config: Config, data_dir: Path | None, bar: Bar) -> Callable[[], e
     own = config.own
 
     def read() -> experiment.Labelled:
+        if not own.labelled:
+            raise InputError("this run began with a model, without labelled pictures")
         listing = _labelled_listing(Path(own.labelled))
         assert listing.labels is not None
+        _check_text(*set(listing.labels))
         decoded = decode(listing.paths, own.shape, strict=own.strict, progress=bar)  # type: ignore[arg-type]
         print_skipped(decoded.skipped)
         labels = [listing.labels[row] for row in decoded.kept]
+        counts = Counter(labels)
+        for name in sorted(set(listing.labels)):
+            if counts[name] < 2:
+                raise InputError(
+                    f"of class {name!r} {counts[name]} pictures can be read; 2 or more are needed"
+                )
         names, codes = np.unique(labels, return_inverse=True)
         return decoded.images, torch.from_numpy(codes), tuple(names.tolist())
 

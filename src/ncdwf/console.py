@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from ncdwf.config import Config
 from ncdwf.data.decoding import Skipped
 from ncdwf.model.model import Holding
 from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 
-out = Console()
-err = Console(stderr=True)
+# What comes from outside, names of files and classes, may look like markup.
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
 MOST_SKIPPED = 20
 """So many unreadable files are listed one by one."""
 
@@ -75,7 +77,7 @@ class Bar:
 def print_skipped(skipped: Sequence[Skipped]) -> None:
     """List files that could not be read."""
     for item in skipped[:MOST_SKIPPED]:
-        err.print(f"skipped: {item}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"skipped: {item}", highlight=False, soft_wrap=True)
     if len(skipped) > MOST_SKIPPED:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more", highlight=False)
 
@@ -101,7 +103,7 @@ def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
     table.add_column("bytes", justify="right")
     for source in dict.fromkeys(item.derived_from for item in holdings):
         table.add_section()
-        table.add_row(f"[bold]{source}[/bold]")
+        table.add_row(Text(source, style="bold"))
         for item in holdings:
             if item.derived_from == source:
                 shape = "×".join(map(str, item.shape)) or "scalar"

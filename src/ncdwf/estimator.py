@@ -2,8 +2,10 @@
 
 import json
 import logging
+import numbers
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from ncdwf.config import Config, from_dict, override, require
 from ncdwf.data.folder import decode, survey
 from ncdwf.data.inputs import Images, Inputs, as_images, as_inputs, resized
 from ncdwf.errors import InputError
-from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.discovery import check_method, discover, make_method
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
@@ -33,6 +35,21 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
+LARGEST_IMAGE_SIZE = 4096
+LARGEST_LABEL = 2**52
+"""Up to here numbers of every kind go on one by one, as novel classes do."""
+OWN_PARAMETERS = {
+    "seed": "random_state",
+    "device": "device",
+    "backbone": "backbone",
+    "method.name": "method",
+    "discovery.num_novel": "num_novel",
+}
+"""Fields of the configuration that a parameter decides."""
+
+
+class NotNumbersError(InputError, TypeError):
+    """X holds something else; scikit-learn expects a `TypeError` of it."""
 
 
 class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -60,11 +77,11 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         model_: what was learnt.
         config_: the configuration that followed from the data.
 
-    >>> from sklearn.datasets import load_digits
-    >>> X, y = load_digits(return_X_y=True)
-    >>> finder = NovelClassDiscoverer(num_novel=5).fit(X[y < 5], y[y < 5])
-    >>> finder.discover(X[y >= 5]).classes_
-    array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    >>> from sklearn.datasets import make_blobs
+    >>> X, y = make_blobs(60, centers=4, random_state=0)
+    >>> finder = NovelClassDiscoverer(num_novel=2).fit(X[y < 2], y[y < 2])
+    >>> finder.discover(X[y >= 2]).classes_
+    array([0, 1, 2, 3])
     """
 
     def __init__(
@@ -88,13 +105,13 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
 
     def fit(self, X: Any, y: Any) -> "NovelClassDiscoverer":
         """Learn the known classes; what an earlier `fit` or `discover` found is dropped."""
+        self._check_parameters()
+        seed = _seed(self.random_state)
         labels = _checked_labels(y)
         inputs = self._inputs(X, is_new=True)
         if len(inputs) != len(labels):
             raise InputError(f"{len(labels)} labels do not match {len(inputs)} rows of X")
-        classes, codes = np.unique(labels, return_inverse=True)
-        if len(classes) < 2:
-            raise InputError("y holds one class; two or more classes are needed")
+        classes, codes = _checked_classes(labels)
         module = self.backbone if isinstance(self.backbone, nn.Module) else None
         has_gpu = self._has_gpu()
         base = own_data(
@@ -103,7 +120,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             backbone=self._backbone_name(),
             has_gpu=has_gpu,
         )
-        base = replace(base, seed=_seed(self.random_state), device=self.device)
+        base = replace(base, seed=seed, device=self.device)
         base = fit_supervised(base, len(inputs), has_gpu=has_gpu)
         config = self._overridden(base)
         log.info("supervised phase: %s", config.supervised)
@@ -114,6 +131,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             class_names=tuple(map(str, classes.tolist())),
             backbone=module,
         )
+        self._remember_columns(X if inputs.ndim == 2 else None)
         self._base, self.config_ = base, config
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
         self.num_known_ = len(classes)
@@ -128,9 +146,12 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             num_novel: how many classes to look for, if it is another number than usual.
         """
         check_is_fitted(self)
-        inputs = self._inputs(X)
+        self._check_parameters()
         wanted = self.num_novel if num_novel is None else num_novel
-        config = fit_discovery(self._base, len(inputs), int(wanted), has_gpu=self._has_gpu())
+        require(_is_count(wanted), f"num_novel={_shown(wanted)} should be a whole number from 1 on")
+        inputs = self._inputs(X)
+        base, has_gpu = self._for_method(), self._has_gpu()
+        config = fit_discovery(base, len(inputs), int(wanted), has_gpu=has_gpu)
         config = self._overridden(config)
         log.info("discovery phase: %s", config.discovery)
         self.model_ = discover(self.model_, inputs, make_method(config.method), config)
@@ -157,9 +178,14 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return how novel every row is; 0 and above is called novel."""
         check_is_fitted(self)
-        novelty = self.model_.predict(self._inputs(X)).novelty.clamp(1e-300, 1 - 2**-53)
-        tau = torch.tensor(self.model_.tau, dtype=torch.float64).clamp(1e-300, 1 - 2**-53)
-        return (torch.logit(novelty) - torch.logit(tau)).numpy()
+        novelty = self.model_.predict(self._inputs(X)).novelty
+        tau = torch.tensor(self.model_.tau, dtype=torch.float64)
+        logits = [torch.logit(value.clamp(1e-300, 1 - 2**-53)) for value in (novelty, tau)]
+        distance = logits[0] - logits[1]
+        # Rounding does not decide on which side of 0 a row is.
+        tiny = torch.finfo(torch.float64).tiny
+        sides = distance.clamp(min=0), distance.clamp(max=-tiny)
+        return torch.where(novelty >= tau, *sides).numpy()
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Return the features of every row."""
@@ -174,16 +200,23 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         """
         true = _checked_labels(y)
         predicted = self.predict(X)
+        if len(predicted) != len(true):
+            raise InputError(f"{len(true)} labels do not match {len(predicted)} rows of X")
+        if (true.dtype.kind == "U") != (predicted.dtype.kind == "U"):
+            raise InputError(f"y holds {true.dtype} values; the classes are {predicted.dtype}")
         discovered = self.classes_[~self.named_]
         unseen = np.setdiff1d(true, self.classes_[self.named_])
         rows = np.isin(predicted, discovered) & np.isin(true, unseen)
-        right = (predicted == true) & ~np.isin(true, unseen)
+        right = predicted == true
         if len(unseen) and len(discovered):
             clusters = _positions(discovered, predicted[rows])
             names = np.searchsorted(unseen, true[rows])
             counts = count_pairs(clusters, names, len(discovered), len(unseen))
             right[rows] = match_clusters(counts)[clusters] == names
-        return float(np.average(right, weights=sample_weight))
+        try:
+            return float(np.average(right, weights=sample_weight))
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise InputError(f"sample_weight does not fit the rows: {error}") from error
 
     def rename(self, names: Mapping[Any, Any]) -> "NovelClassDiscoverer":
         """Give classes other names: `{"novel-1": "kakapo"}`."""
@@ -192,32 +225,30 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         for old in names:
             if old not in present:
                 raise InputError(f"there is no class {old!r}; there are {list(present)}")
-        self.model_.rename({present[old]: str(new) for old, new in names.items()})
+        renamed = _renamed(self.classes_, names)
+        pairs = zip(present, renamed.tolist(), strict=True)
+        self.model_.rename({present[old]: str(new) for old, new in pairs if old in names})
         self.named_ = self.named_ | np.isin(self.classes_, list(names))
-        self.classes_ = np.array([names.get(name, name) for name in present])
+        self.classes_ = renamed
         return self
 
     def save(self, directory: Path | str) -> None:
         """Write the model and what belongs to it into `directory`, without any pickle."""
         check_is_fitted(self)
-        self.model_.save(directory)
-        parameters = {
-            **self.get_params(),
-            "backbone": self._backbone_name() or "auto",
-            "random_state": self._base.seed,
+        self._check_parameters()
+        own = {"backbone": self._backbone_name() or "auto", "random_state": self._base.seed}
+        parameters = {**self.get_params(), **own}
+        content = {
+            "parameters": {name: _plain(name, value) for name, value in parameters.items()},
+            "classes": self.classes_.tolist(),
+            "named": self.named_.tolist(),
+            "num_known": self.num_known_,
+            "num_novel": self.num_novel_,
+            "base": asdict(self._base),
+            "config": asdict(self.config_),
         }
-        storage.write_json(
-            Path(directory) / ESTIMATOR_FILE,
-            {
-                "parameters": parameters,
-                "classes": self.classes_.tolist(),
-                "named": self.named_.tolist(),
-                "num_known": self.num_known_,
-                "num_novel": self.num_novel_,
-                "base": asdict(self._base),
-                "config": asdict(self.config_),
-            },
-        )
+        self.model_.save(directory)
+        storage.write_json(Path(directory) / ESTIMATOR_FILE, content)
 
     @classmethod
     def load(
@@ -225,32 +256,27 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
     ) -> "NovelClassDiscoverer":
         """Return what `save` wrote; a module that was passed as `backbone` is needed again."""
         path = Path(directory) / ESTIMATOR_FILE
-        found = storage.read_json(path)
-        keys = {"parameters", "classes", "named", "num_known", "num_novel", "base", "config"}
-        if not isinstance(found, dict) or set(found) != keys:
-            raise InputError(f"{path} does not describe an estimator of ncdwf")
-        parameters = found["parameters"]
-        estimator = cls()
-        require(
-            isinstance(parameters, dict) and set(parameters) == set(estimator.get_params()),
-            f"{path} holds other parameters than this version has",
-        )
-        estimator.set_params(**parameters)
-        if backbone is not None:
+        content = storage.read_json(path)
+        model = Model.load(directory, backbone=backbone)
+        try:
+            saved = from_dict(_Saved, content, where="estimator")
+            saved.check(model)
+            estimator = cls(**asdict(saved.parameters))
+            estimator._check_parameters()
+        except InputError as error:
+            reason = str(error)[:200]
+            raise InputError(f"{path} does not describe an estimator of ncdwf: {reason}") from error
+        if backbone is not None and model.architecture.backbone == CUSTOM:
             estimator.backbone = backbone
-        estimator.model_ = Model.load(directory, backbone=backbone)
-        estimator.model_.to(choose_device(estimator.device))
-        estimator._base = from_dict(Config, found["base"])
-        estimator.config_ = from_dict(Config, found["config"])
-        estimator.classes_ = np.array(found["classes"])
-        estimator.named_ = np.array(found["named"], dtype=bool)
-        estimator.num_known_, estimator.num_novel_ = found["num_known"], found["num_novel"]
-        require(
-            estimator.classes_.shape
-            == estimator.named_.shape
-            == (len(estimator.model_.class_names),),
-            f"{path} does not name every class of the model once",
-        )
+        estimator.model_ = model.to(choose_device(estimator.device))
+        estimator._base, estimator.config_ = saved.base, saved.config
+        estimator.classes_, estimator.named_ = np.array(saved.classes), np.array(saved.named)
+        if isinstance(saved.classes[0], str):  # `ncdwf name` gives names to the model alone
+            estimator.classes_ = np.array(model.class_names)
+            estimator.named_ |= estimator.classes_ != np.array(saved.classes)
+        estimator.num_known_, estimator.num_novel_ = saved.num_known, list(saved.num_novel)
+        if len(model.architecture.input_shape) == 1:
+            estimator.n_features_in_ = model.architecture.input_shape[0]
         return estimator
 
     def __sklearn_tags__(self) -> Any:
@@ -259,17 +285,41 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         tags.transformer_tags.preserves_dtype = []
         return tags
 
+    def _check_parameters(self) -> None:
+        """Refuse parameters before anything is read or learnt."""
+        sizes = f"'auto' or a whole number from 1 to {LARGEST_IMAGE_SIZE}"
+        devices = ("auto", "cpu", "cuda")
+        size = self.image_size
+        is_size = _is_one(size, "auto") or _is_count(size, LARGEST_IMAGE_SIZE)
+        accepted = {
+            "method": (isinstance(self.method, str), "the name of a method"),
+            "backbone": (isinstance(self.backbone, str | nn.Module), "'auto', a name or a module"),
+            "image_size": (is_size, sizes),
+            "settings": (isinstance(self.settings, Mapping | None), "a mapping, or None"),
+            "device": (_is_one(self.device, *devices), f"one of {devices}"),
+        }
+        for name, (is_fine, what) in accepted.items():
+            require(is_fine, f"{name}={_shown(getattr(self, name))} should be {what}")
+        check_method(self.method)
+
     def _inputs(self, X: Any, *, is_new: bool = False) -> Inputs:
         """Return X as the network reads it."""
         if _are_paths(X):
             return self._decoded([Path(path) for path in X], is_new)
-        array = _array(X)
-        inputs = as_inputs(array, name="X")
-        if inputs.ndim == 2:
-            validate_data(self, X, reset=is_new, skip_check_array=True)
-            return inputs
-        height, width = self._scaled(*inputs.shape[2:]) if is_new else self._size()
-        return resized(as_images(inputs), height, width)
+        inputs = as_inputs(_array(X), name="X")
+        if inputs.ndim == 4:
+            height, width = self._scaled(*inputs.shape[2:]) if is_new else self._shape()[1:]
+            inputs = resized(as_images(inputs), height, width)
+        elif not is_new:
+            _check_columns(self, X)
+        return inputs if is_new else self.model_.check(inputs)
+
+    def _remember_columns(self, X: Any) -> None:
+        """Set what scikit-learn keeps of vectors: how many columns, and their names."""
+        for name in ("n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        if X is not None:
+            validate_data(self, X, skip_check_array=True)
 
     def _scaled(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which pictures of another size are scaled; proportions stay."""
@@ -282,21 +332,33 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             side = self._side(found.median_side)
             shape = (3 if found.has_colour else 1, side, side)
         else:
-            channels, height, width = self.model_.architecture.input_shape
-            shape = (channels, height, width)
+            shape = self._shape()
         return decode(paths, shape, strict=True).images
 
     def _side(self, side: int) -> int:
         if self.image_size == "auto":
             return min(side, LARGEST_SIDE[self._has_gpu()])
-        require(self.image_size >= 1, f"image_size={self.image_size} should be 1 or more")
-        return self.image_size
+        return int(self.image_size)
 
-    def _size(self) -> tuple[int, int]:
+    def _shape(self) -> tuple[int, int, int]:
+        """Return channels, height and width of the pictures that were learnt."""
         shape = self.model_.architecture.input_shape
         if len(shape) == 1:
             raise InputError(f"X holds pictures; this estimator was fitted to {shape[0]} numbers")
-        return shape[1], shape[2]
+        return shape[0], shape[1], shape[2]
+
+    def _for_method(self) -> Config:
+        """Return the configuration that `fit` found; with another method, for that method."""
+        base = self._base
+        if self.method == base.method["name"]:
+            return base
+        other = own_data(
+            self.model_.architecture.input_shape,
+            method=self.method,
+            backbone=base.backbone,
+            has_gpu=self._has_gpu(),
+        )
+        return replace(base, method=other.method, discovery=other.discovery)
 
     def _backbone_name(self) -> str | None:
         """Return the name of the network; None where the data decides."""
@@ -310,32 +372,150 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
     def _overridden(self, config: Config) -> Config:
         config = complete(config)
         for key, value in (self.settings or {}).items():
-            config = override(config, f"{key}={json.dumps(value)}")
-        return config
+            if key in OWN_PARAMETERS:
+                raise InputError(f"settings[{key!r}] is given as {OWN_PARAMETERS[key]}=…")
+            text = json.dumps(_plain(f"settings[{key!r}]", value))
+            config = override(config, f"{key}={text}")
+        return complete(config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parameters:
+    """The parameters of an estimator, as they are saved."""
+
+    num_novel: int
+    method: str
+    backbone: str
+    image_size: int | Literal["auto"]
+    settings: Mapping[str, Any] | None
+    device: Literal["auto", "cpu", "cuda"]
+    random_state: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Saved:
+    """What is saved of an estimator beside its model."""
+
+    parameters: _Parameters
+    classes: tuple[str | int | float, ...]
+    named: tuple[bool, ...]
+    num_known: int
+    num_novel: tuple[int, ...]
+    base: Config
+    config: Config
+
+    def check(self, model: Model) -> None:
+        """Refuse what does not belong to `model`."""
+        num_classes, num_before = len(model.class_names), model.architecture.num_discovered
+        require(
+            len(self.classes) == len(self.named) == len(set(self.classes)) == num_classes
+            and len({type(name) for name in self.classes}) == 1,
+            "it does not name every class of the model once",
+        )
+        _as_names(self.classes, "classes")
+        rounds = (*self.num_novel[:-1], model.num_novel) if model.num_novel else ()
+        require(
+            self.num_known == model.num_known - num_before
+            and self.num_novel == rounds
+            and all(num_novel >= 1 for num_novel in rounds)
+            and self.num_known + sum(rounds) == num_classes,
+            f"num_known={self.num_known} and num_novel={list(self.num_novel)} are not the model's",
+        )
+        for config in (self.base, self.config):
+            complete(config)
 
 
 def _checked_labels(y: Any) -> NDArray[Any]:
     """Return the labels as a flat array of numbers or strings."""
     if y is None:
         raise InputError("requires y to be passed, but the target y is None")
-    labels = column_or_1d(y, warn=True)
-    if labels.dtype == object:
-        strings = [label for label in labels.tolist() if isinstance(label, str)]
-        require(
-            len(strings) == len(labels),
-            "Unknown label type: y should hold strings alone, or numbers alone",
+    try:
+        labels = _as_names(column_or_1d(y, warn=True))
+        check_classification_targets(labels)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(f"y cannot be used: {_first_line(error)}") from error
+    return labels
+
+
+def _as_names(values: Any, name: str = "y") -> NDArray[Any]:
+    """Return what may be the names of classes: strings alone, or finite numbers alone."""
+    names = np.asarray(values)
+    if names.dtype.kind in "OT":
+        names = _uniform(names)
+    if names.dtype.kind not in "iufU":
+        raise InputError(f"{name} holds {names.dtype} values; strings or numbers are accepted")
+    if names.dtype.kind != "U" and not (np.abs(names.astype(float)) <= LARGEST_LABEL).all():
+        raise InputError(
+            f"{name} holds NaN, infinite or too large values; up to {LARGEST_LABEL} is accepted"
         )
-        labels = labels.astype(str)
-    if np.issubdtype(labels.dtype, np.floating) and not np.isfinite(labels).all():
-        raise InputError("y holds NaN or infinite values; finite labels are accepted")
-    check_classification_targets(labels)
-    return np.asarray(labels)
+    return names
+
+
+def _uniform(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of objects as one of strings or of numbers."""
+    values = labels.tolist()
+    for kind in (str, numbers.Real):
+        if all(isinstance(value, kind) and not isinstance(value, bool) for value in values):
+            return np.array(values)
+    raise InputError("Unknown label type: y should hold strings alone, or numbers alone")
+
+
+def _checked_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the classes among the labels, and which of them each label is."""
+    classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if len(classes) < 2:
+        raise InputError("y holds one class; two or more classes are needed")
+    if counts.min() < 2:
+        scarce = classes.tolist()[counts.argmin()]
+        raise InputError(f"class {scarce!r} has one row; two or more of each are needed")
+    return classes, codes
 
 
 def _seed(random_state: Any) -> int:
-    if isinstance(random_state, int | np.integer):
+    try:
+        source = check_random_state(random_state)
+    except ValueError as error:
+        raise InputError(f"random_state={_shown(random_state)}: {_first_line(error)}") from error
+    if isinstance(random_state, numbers.Integral):
         return int(random_state)
-    return int(check_random_state(random_state).randint(2**31))
+    return int(source.randint(2**31))
+
+
+def _is_count(value: Any, most: int | None = None) -> bool:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_whole and value >= 1 and (most is None or value <= most)
+
+
+def _is_one(value: Any, *words: str) -> bool:
+    return isinstance(value, str) and value in words
+
+
+def _shown(value: Any) -> str:
+    """Return a value on one line that is not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value as JSON gives it back; scalars of NumPy are numbers."""
+    try:
+        return json.loads(json.dumps(value, default=_plain_scalar))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{name}={_shown(value)} cannot be written: {error}") from error
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no value of JSON")
 
 
 def _with_novel(classes: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
@@ -343,7 +523,26 @@ def _with_novel(classes: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
     if not np.issubdtype(classes.dtype, np.number):
         return np.array([*classes.tolist(), *names])
     first = int(np.floor(classes.max())) + 1
-    return np.concatenate([classes, np.arange(first, first + len(names)).astype(classes.dtype)])
+    numbers_on = np.arange(first, first + len(names))
+    as_before = numbers_on.astype(classes.dtype)
+    fits = np.array_equal(as_before, numbers_on)
+    return np.concatenate([classes, as_before if fits else numbers_on])
+
+
+def _renamed(classes: NDArray[Any], names: Mapping[Any, Any]) -> NDArray[Any]:
+    """Return the classes with other names; numbers stay numbers."""
+    kinds: dict[str, tuple[type, str]] = {
+        "U": (str, "strings"),
+        "f": (numbers.Real, "numbers"),
+    }
+    kind, what = kinds.get(classes.dtype.kind, (numbers.Integral, "whole numbers"))
+    for new in names.values():
+        is_fine = isinstance(new, kind) and not isinstance(new, bool)
+        require(is_fine, f"{_shown(new)} cannot be a class where classes are {what}")
+    renamed = _as_names([names.get(name, name) for name in classes.tolist()], "classes")
+    for name, count in Counter(renamed.tolist()).items():
+        require(count == 1, f"two classes would be called {name!r}")
+    return renamed
 
 
 def _positions(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
@@ -352,32 +551,54 @@ def _positions(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
     return order[np.searchsorted(values, wanted, sorter=order)]
 
 
+def _check_columns(estimator: BaseEstimator, X: Any) -> None:
+    """Refuse vectors of another width, or with other names of their columns, than `fit` saw."""
+    try:
+        validate_data(estimator, X, reset=False, skip_check_array=True)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
 def _are_paths(X: Any) -> bool:
-    is_list = isinstance(X, Sequence) and not isinstance(X, str) and len(X) > 0
-    if is_list or (isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OU"):
-        return all(isinstance(path, str | Path) for path in X)
-    return False
+    if isinstance(X, str | Path):
+        raise InputError(f"X is one path, {_shown(str(X))}; a list of paths is accepted")
+    is_array = isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OUT"
+    if not (is_array or isinstance(X, Sequence)) or len(X) == 0:
+        return False
+    are_paths = [isinstance(item, str | Path) for item in X]
+    if any(are_paths) and not all(are_paths):
+        row = are_paths.index(False)
+        raise InputError(f"X[{row}]={_shown(X[row])} is no path, as others of X are")
+    return all(are_paths)
 
 
 def _array(X: Any) -> Any:
     """Return X as a tensor or an array of numbers, of pictures with the channels first."""
-    if hasattr(X, "toarray"):
+    is_tensor = isinstance(X, torch.Tensor)
+    if hasattr(X, "toarray") or (is_tensor and X.layout != torch.strided):
         raise InputError("X is a sparse matrix; dense arrays are accepted")
-    if isinstance(X, torch.Tensor):
-        return X
-    array = np.asarray(X)
-    if array.dtype == object:
-        try:
+    array: Any = X.detach() if is_tensor else _numbers(X)
+    shape = tuple(array.shape)
+    if 0 in shape[:2]:
+        found = "0 feature(s)" if shape[0] else "0 sample(s)"
+        raise InputError(f"X has {found} (shape={shape}) while a minimum of 1 is required.")
+    if len(shape) < 2:
+        raise InputError(f"X has shape {shape}. Reshape your data: one row a thing")
+    if len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3):
+        # Copied, since networks round by how pictures lie in memory.
+        if is_tensor:
+            return torch.movedim(array, 3, 1).clone(memory_format=torch.contiguous_format)
+        return np.moveaxis(array, 3, 1).copy()
+    return array
+
+
+def _numbers(X: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(X)
+        if array.dtype == object:
             array = array.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"X should hold numbers: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise NotNumbersError(f"X should hold numbers: {_first_line(error)}") from error
     if np.iscomplexobj(array):
         raise InputError("Complex data not supported in X; real numbers are accepted")
-    if array.ndim < 2:
-        raise InputError(f"X has shape {array.shape}. Reshape your data: one row a thing")
-    if 0 in array.shape[:2]:
-        found = f"{array.shape[0]} sample(s)" if array.shape[1] else "0 feature(s)"
-        raise InputError(f"X has {found} (shape={array.shape}) while a minimum of 1 is required.")
-    if array.ndim == 4 and array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
-        return np.moveaxis(array, 3, 1)
     return array

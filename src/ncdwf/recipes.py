@@ -12,12 +12,14 @@ SMALL_SIDE = 12
 """Pictures up to this side are read by the small network, also on a GPU."""
 LARGEST_SIDE = {True: 64, False: 32}
 """Larger pictures are scaled down to this side, with and without a GPU."""
+COLOURS = 3
+"""Only colour pictures are mirrored: grey ones are often of writing, which nobody sees so."""
 SMALLEST_BATCH = 16
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
 PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
 """Over how many pictures the epochs of either phase pass together; the digits take as many."""
 LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
-"""The same for other networks, with and without a GPU: minutes in both cases."""
+"""The same for other networks, with and without a GPU: minutes, or about an hour."""
 
 
 def _digits(setting: str, num_novel: int, method: str) -> Config:
@@ -119,7 +121,7 @@ def own_data(
     if backbone is None:
         large = has_gpu and max(shape[1:], default=0) > SMALL_SIDE
         backbone = "vector" if len(shape) == 1 else "resnet18" if large else "small"
-    if backbone in PASSES:
+    if backbone in PASSES or len(shape) == 1:
         config = _own_small(_digits(OWN, 0, method), shape)
     else:
         config = _own_large(_cifar(OWN, 0, method), shape)
@@ -164,13 +166,13 @@ def _fitted(optim: Optim, num_images: int, passes: int) -> Optim:
 
 def _own_large(config: Config, shape: tuple[int, ...]) -> Config:
     """Return the CIFAR recipe, its views in proportion to the pictures."""
-    side = min(shape[1:], default=0)
+    side, flip = min(shape[1:], default=0), shape[0] == COLOURS
     discovery = replace(
         config.discovery,
-        large=replace(config.discovery.large, padding=side // 8),
-        small=replace(config.discovery.small, size=max(1, round(side * 18 / 32))),
+        large=replace(config.discovery.large, padding=side // 8, flip=flip),
+        small=replace(config.discovery.small, size=max(1, round(side * 18 / 32)), flip=flip),
     )
-    view = replace(config.supervised.view, padding=side // 8)
+    view = replace(config.supervised.view, padding=side // 8, flip=flip)
     return replace(config, supervised=replace(config.supervised, view=view), discovery=discovery)
 
 
@@ -182,9 +184,8 @@ def _own_small(config: Config, shape: tuple[int, ...]) -> Config:
         if method["name"] != "uno":
             method["weight_distill"] = 1.0
     else:
-        # Grey pictures are often of writing, which nobody sees in a mirror.
         shift = 0.1 * min(shape[1:])
-        view = replace(config.supervised.view, shift=shift, flip=shape[0] == 3)
+        view = replace(config.supervised.view, shift=shift, flip=shape[0] == COLOURS)
     return replace(
         config,
         supervised=replace(config.supervised, view=view),

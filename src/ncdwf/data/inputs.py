@@ -71,7 +71,9 @@ def as_inputs(inputs: Any, *, name: str = "images") -> Inputs:
     return as_images(inputs, name=name)
 
 
-def resized(images: Images, height: int, width: int) -> Images:
+def resized(
+    images: Images, height: int, width: int
+) -> UInt8[Tensor, "image channel out_height out_width"]:
     """Return the pictures scaled to another size, in parts, so that memory stays bounded."""
     if tuple(images.shape[2:]) == (height, width):
         return images

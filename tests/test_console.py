@@ -1,0 +1,109 @@
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ncdwf import console
+from ncdwf.config import override
+from ncdwf.console import Bar, Format, print_holdings, print_rows, print_skipped
+from ncdwf.data.decoding import Skipped
+from ncdwf.model.model import Holding
+
+# Names that the terminal could take for styles, or stumble over.
+ODD = ("[red]fox[/red]", "[/]", "[/b]", "plain [1]", 'möwe, "quoted"', ":bird:")
+ROWS = [{"path": f"{name}.png", "class": name, "probability": 0.5} for name in ODD]
+
+
+def test_names_that_look_like_styles_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
+    print_rows(ROWS, Format.table)
+    table = capsys.readouterr().out
+    for name in ODD:
+        assert any(f"{name}.png" in line and f" {name} " in line for line in table.splitlines())
+
+
+def test_rows_survive_every_format(capsys: pytest.CaptureFixture[str]):
+    print_rows(ROWS, Format.json)
+    assert json.loads(capsys.readouterr().out) == ROWS
+    print_rows(ROWS, Format.csv)
+    parsed = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert parsed == [{key: str(value) for key, value in row.items()} for row in ROWS]
+
+
+def test_a_long_row_of_json_is_not_broken(capsys: pytest.CaptureFixture[str]):
+    rows = [{"path": "x" * 1000}]
+    print_rows(rows, Format.json)
+    assert json.loads(capsys.readouterr().out) == rows
+
+
+@pytest.mark.parametrize(("count", "lines"), [(0, 0), (1, 1), (20, 20), (21, 21), (500, 21)])
+def test_only_the_first_skipped_files_are_listed(
+    capsys: pytest.CaptureFixture[str], count: int, lines: int
+):
+    print_skipped([Skipped(Path(f"[/{number}].png"), "it is empty") for number in range(count)])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    said = captured.err.splitlines()
+    assert len(said) == lines
+    if count:
+        assert said[0] == "skipped: [/0].png cannot be read as a picture: it is empty"
+    if count > 20:
+        assert said[-1] == f"skipped: {count - 20} more"
+
+
+def test_holdings_are_grouped_by_what_they_are_derived_from(capsys: pytest.CaptureFixture[str]):
+    holdings = [
+        Holding(name=name, shape=shape, num_bytes=size, derived_from=source)
+        for name, shape, size, source in (
+            ("weight", (2, 3), 24, "the pool: [/b]"),
+            ("tau", (), 4096, "a threshold"),
+            ("bias", (3,), 12, "the pool: [/b]"),
+        )
+    ]
+    print_holdings("runs/[/x]", holdings)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == "runs/[/x]"
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert [row for row in cells if row] == [
+        ["the pool: [/b]", "", ""],
+        ["weight", "2×3", "24"],
+        ["bias", "3", "12"],
+        ["a threshold", "", ""],
+        ["tau", "scalar", "4,096"],
+    ]
+
+
+def test_choices_are_those_of_the_phase(capsys: pytest.CaptureFixture[str], config):
+    config = override(config, "discovery.optim.epochs=77")
+    with pytest.raises(AssertionError):  # a setting has nothing that followed from the data
+        console.print_choices(config, "discovery", pictures=3)
+    own = override(config, 'own={"shape": [3, 32, 48]}')
+    console.print_choices(own, "discovery", pictures=12_345)
+    console.print_choices(own, "supervised", pictures=3, classes=2)
+    discovery, supervised = capsys.readouterr().out.splitlines()
+    assert discovery.startswith("12,345 pictures at 3×32×48 · backbone small · 77 epochs, batch 32")
+    assert discovery.endswith("--set discovery.optim.epochs=…")
+    assert supervised.startswith("3 pictures, 2 classes at 3×32×48 · backbone small · 4 epochs")
+    assert supervised.endswith("--set supervised.optim.epochs=…")
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_bar_is_drawn_where_somebody_watches(monkeypatch: pytest.MonkeyPatch, watched: bool):
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        console, "err", Console(file=screen, force_terminal=watched, width=200, markup=False)
+    )
+    with Bar(unit="kB", size=1000) as bar:
+        bar.start("read", 40_000, 10_000)
+        for _ in range(3):
+            bar.advance(10_000)
+        bar.stop()
+    drawn = screen.getvalue()
+    if not watched:
+        assert drawn == ""
+    else:
+        assert "read" in drawn
+        assert "100 %" in drawn
+        assert " kB/s" in drawn
