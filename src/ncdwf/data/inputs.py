@@ -56,7 +56,7 @@ def as_vectors(vectors: Any, *, name: str = "vectors") -> Vectors:
         )
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"{name} are {tensor.dtype}; real numbers are accepted")
-    tensor = tensor.to(torch.float32)
+    tensor = tensor.detach().to(torch.float32)  # features may come with a graph behind them
     if not bool(torch.isfinite(tensor).all()):
         raise InputError(f"{name} hold NaN, infinite or too large values; finite ones are accepted")
     return tensor

@@ -219,7 +219,14 @@ class Foreign(nn.Module):
             with torch.no_grad():
                 blank = torch.zeros(2, *shape, device=weight.device)
                 features = self._features(self.module.eval()(blank))
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+        ) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise InputError(
                 f"this backbone cannot read inputs of shape {shape}: {reason}"

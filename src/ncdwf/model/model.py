@@ -533,11 +533,14 @@ def _without_weights(description: dict[str, Any], path: Path, backbone: nn.Modul
     """Return the model that is described, still without storage."""
     try:
         architecture = from_dict(Architecture, description["architecture"], where="architecture")
-        foreign = None
+        foreign: Any = None
         if architecture.backbone == CUSTOM:
             if backbone is None:
                 raise InputError("its backbone was passed as a module; pass one to load it")
             foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
+        elif architecture.backbone.startswith(TIMM):
+            # With storage: such networks keep buffers that no file holds.
+            foreign = make_backbone(architecture.backbone, architecture.input_shape)
         known, novel = (tuple(description[key]) for key in ("known_names", "novel_names"))
         require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
         with torch.device("meta"):

@@ -97,7 +97,9 @@ def soft_statistics(
     """
     features, memberships = features.double(), memberships.double()
     sizes = memberships.sum(0).clamp_min(1e-12)
-    means = memberships.T @ features / sizes[:, None]
+    # In units of the largest degree: no class is so faint that its mean would vanish.
+    degrees = memberships / memberships.amax(0).clamp_min(1e-300)
+    means = degrees.T @ features / degrees.sum(0).clamp_min(1e-12)[:, None]
     if spread == "shared-diagonal":
         between = (sizes[:, None] * means.square()).sum(0)
         scatter = ((features.square().sum(0) - between) / len(features)).clamp_min(0)
