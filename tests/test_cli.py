@@ -1139,6 +1139,15 @@ def test_a_discovered_model_begins_another_round(call: Call, own: Path) -> None:
     assert {row["class"] for row in rows} <= set(model.class_names)
 
 
+def test_a_model_of_own_pictures_discovers_in_the_pool_of_a_setting(call: Call, own: Path) -> None:
+    answer = call("discover", "known", "--setting", "tiny-2-3", "--out", "new", *OWN_ROUND)
+    assert (answer.code, answer.err) == (0, "")
+    config = Run.open(Path("new")).config
+    assert (config.setting, config.own, config.discovery.num_novel) == ("tiny-2-3", None, 3)
+    assert Model.load("new").class_names == ("emu", "robin", "novel-1", "novel-2", "novel-3")
+    assert call("evaluate", "new").code == 0
+
+
 def test_an_estimator_goes_on_on_the_command_line(call: Call, own: Path) -> None:
     paths = sorted(Path("birds").rglob("*.png"))
     finder = NovelClassDiscoverer(settings={"supervised.optim.epochs": 1})

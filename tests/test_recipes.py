@@ -82,6 +82,12 @@ def test_the_learning_rate_of_uno_on_cifar_is_the_published_one():
     assert recipe("cifar100-80-20", "ncdwf").discovery.optim.lr == 0.1
 
 
+@every_method
+def test_gradients_are_clipped_where_norms_are_held(method):
+    optim = recipe("cifar100-80-20", method).discovery.optim
+    assert optim.clip_norm == (0 if method == "uno" else 1)
+
+
 @pytest.mark.parametrize("name", ["nothing-5-5", "digits", "digits-5-5 ", "digits-5", ""])
 def test_there_is_no_recipe_for_an_unknown_setting(name):
     with pytest.raises(InputError, match=re.escape(f"no recipe for setting {name!r}")):
