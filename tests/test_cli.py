@@ -29,7 +29,8 @@ from conftest import (
 )
 from PIL import Image
 
-import ncdwf.cli
+import ncdwf.cli.own
+import ncdwf.cli.phases
 from ncdwf import NovelClassDiscoverer, __version__
 from ncdwf.cli import main
 from ncdwf.config import Config, OwnData, override
@@ -1071,7 +1072,7 @@ def test_own_pictures_are_scaled_on_request_and_their_colours_kept(
     assert call("learn", "--images", "birds", "--out", "auto", SHORT[0]).code == 0
     side = 64 if torch.cuda.is_available() else 32
     assert Model.load("auto/supervised").architecture.input_shape == (3, side, side)
-    monkeypatch.setattr(ncdwf.cli.experiment, "learn_stage", lambda *rest: None)
+    monkeypatch.setattr(ncdwf.cli.phases.experiment, "learn_stage", lambda *rest: None)
     words = ("learn", "--images", "birds", "--out", "asked")
     assert call(*words, "--image-size", "9", "--backbone", "resnet18").code == 0
     config = Run.open(Path("asked")).config
@@ -1216,7 +1217,7 @@ def test_work_on_own_pictures_goes_on_after_an_interruption(
 ) -> None:
     words = (verb, *OWN_COMMANDS[verb], "--set=checkpoint_seconds=0")
     assert call(*words, "--out", "whole").code == 0
-    monkeypatch.setattr(ncdwf.cli, "Bar", InterruptedBar)
+    monkeypatch.setattr(ncdwf.cli.phases, "Bar", InterruptedBar)
     monkeypatch.setattr(InterruptedBar, "phase", PHASES[verb])
     monkeypatch.setattr(InterruptedBar, "left", 2)
     cut = call(*words, "--out", "cut")
@@ -1246,7 +1247,7 @@ def test_work_on_own_pictures_goes_on_after_an_interruption(
 def test_an_interruption_before_anything_is_learnt_leaves_nothing(
     call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ncdwf.cli, "Bar", InterruptedBar)
+    monkeypatch.setattr(ncdwf.cli.own, "Bar", InterruptedBar)
     monkeypatch.setattr(InterruptedBar, "phase", "read")
     monkeypatch.setattr(InterruptedBar, "left", 1)
     before = contents(own)

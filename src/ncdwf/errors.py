@@ -15,3 +15,14 @@ class StorageError(NcdwfError, OSError):
 
 class NonFiniteError(NcdwfError, ArithmeticError):
     """A loss term or a gradient became NaN or infinite; nothing of that step was kept."""
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: on one line that is not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def first_line(error: Exception) -> str:
+    """Return what a foreign error says, on one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -3,8 +3,7 @@
 import json
 import logging
 import numbers
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +13,23 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import storage
 from ncdwf.config import Config, from_dict, override, require
-from ncdwf.data.folder import decode, survey
-from ncdwf.data.inputs import Images, Inputs, as_images, as_inputs, resized
-from ncdwf.errors import InputError
+from ncdwf.data.inputs import Inputs
+from ncdwf.data.xy import (
+    as_names,
+    known_classes,
+    read_labels,
+    read_like,
+    read_new,
+    renamed_classes,
+    with_novel,
+)
+from ncdwf.errors import InputError, first_line, shown
 from ncdwf.learning.discovery import check_method, discover, make_method
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
@@ -36,8 +42,6 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
 LARGEST_IMAGE_SIZE = 4096
-LARGEST_LABEL = 2**52
-"""Up to here numbers of every kind go on one by one, as novel classes do."""
 OWN_PARAMETERS = {
     "seed": "random_state",
     "device": "device",
@@ -46,10 +50,6 @@ OWN_PARAMETERS = {
     "discovery.num_novel": "num_novel",
 }
 """Fields of the configuration that a parameter decides."""
-
-
-class NotNumbersError(InputError, TypeError):
-    """X holds something else; scikit-learn expects a `TypeError` of it."""
 
 
 class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -107,11 +107,11 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         """Learn the known classes; what an earlier `fit` or `discover` found is dropped."""
         self._check_parameters()
         seed = _seed(self.random_state)
-        labels = _checked_labels(y)
-        inputs = self._inputs(X, is_new=True)
+        labels = read_labels(y)
+        inputs = read_new(X, self._side)
         if len(inputs) != len(labels):
             raise InputError(f"{len(labels)} labels do not match {len(inputs)} rows of X")
-        classes, codes = _checked_classes(labels)
+        classes, codes = known_classes(labels)
         module = self.backbone if isinstance(self.backbone, nn.Module) else None
         has_gpu = self._has_gpu()
         base = own_data(
@@ -148,7 +148,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         check_is_fitted(self)
         self._check_parameters()
         wanted = self.num_novel if num_novel is None else num_novel
-        require(_is_count(wanted), f"num_novel={_shown(wanted)} should be a whole number from 1 on")
+        require(_is_count(wanted), f"num_novel={shown(wanted)} should be a whole number from 1 on")
         inputs = self._inputs(X)
         base, has_gpu = self._for_method(), self._has_gpu()
         config = fit_discovery(base, len(inputs), int(wanted), has_gpu=has_gpu)
@@ -156,7 +156,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         log.info("discovery phase: %s", config.discovery)
         self.model_ = discover(self.model_, inputs, make_method(config.method), config)
         self.config_ = config
-        self.classes_ = _with_novel(self.classes_, self.model_.novel_names)
+        self.classes_ = with_novel(self.classes_, self.model_.novel_names)
         self.num_novel_ = [*self.num_novel_, self.model_.num_novel]
         unnamed = np.zeros(self.model_.num_novel, dtype=bool)
         self.named_ = np.concatenate([self.named_, unnamed])
@@ -198,7 +198,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         The name of a discovered class means nothing before `rename`, so the best one-to-one
         mapping counts.
         """
-        true = _checked_labels(y)
+        true = read_labels(y)
         predicted = self.predict(X)
         if len(predicted) != len(true):
             raise InputError(f"{len(true)} labels do not match {len(predicted)} rows of X")
@@ -225,7 +225,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         for old in names:
             if old not in present:
                 raise InputError(f"there is no class {old!r}; there are {list(present)}")
-        renamed = _renamed(self.classes_, names)
+        renamed = renamed_classes(self.classes_, names)
         pairs = zip(present, renamed.tolist(), strict=True)
         self.model_.rename({present[old]: str(new) for old, new in pairs if old in names})
         self.named_ = self.named_ | np.isin(self.classes_, list(names))
@@ -299,20 +299,15 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             "device": (_is_one(self.device, *devices), f"one of {devices}"),
         }
         for name, (is_fine, what) in accepted.items():
-            require(is_fine, f"{name}={_shown(getattr(self, name))} should be {what}")
+            require(is_fine, f"{name}={shown(getattr(self, name))} should be {what}")
         check_method(self.method)
 
-    def _inputs(self, X: Any, *, is_new: bool = False) -> Inputs:
+    def _inputs(self, X: Any) -> Inputs:
         """Return X as the network reads it."""
-        if _are_paths(X):
-            return self._decoded([Path(path) for path in X], is_new)
-        inputs = as_inputs(_array(X), name="X")
-        if inputs.ndim == 4:
-            height, width = self._scaled(*inputs.shape[2:]) if is_new else self._shape()[1:]
-            inputs = resized(as_images(inputs), height, width)
-        elif not is_new:
+        inputs = read_like(X, self._shape)
+        if inputs.ndim == 2:
             _check_columns(self, X)
-        return inputs if is_new else self.model_.check(inputs)
+        return self.model_.check(inputs)
 
     def _remember_columns(self, X: Any) -> None:
         """Set what scikit-learn keeps of vectors: how many columns, and their names."""
@@ -321,21 +316,8 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         if X is not None:
             validate_data(self, X, skip_check_array=True)
 
-    def _scaled(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size to which pictures of another size are scaled; proportions stay."""
-        factor = self._side(min(height, width)) / min(height, width)
-        return max(1, round(height * factor)), max(1, round(width * factor))
-
-    def _decoded(self, paths: Sequence[Path], is_new: bool) -> Images:
-        if is_new:
-            found = survey(paths)
-            side = self._side(found.median_side)
-            shape = (3 if found.has_colour else 1, side, side)
-        else:
-            shape = self._shape()
-        return decode(paths, shape, strict=True).images
-
     def _side(self, side: int) -> int:
+        """Return the side that pictures are scaled to whose shorter one is `side`."""
         if self.image_size == "auto":
             return min(side, LARGEST_SIDE[self._has_gpu()])
         return int(self.image_size)
@@ -412,7 +394,7 @@ class _Saved:
             and len({type(name) for name in self.classes}) == 1,
             "it does not name every class of the model once",
         )
-        _as_names(self.classes, "classes")
+        as_names(self.classes, "classes")
         rounds = (*self.num_novel[:-1], model.num_novel) if model.num_novel else ()
         require(
             self.num_known == model.num_known - num_before
@@ -425,59 +407,11 @@ class _Saved:
             complete(config)
 
 
-def _checked_labels(y: Any) -> NDArray[Any]:
-    """Return the labels as a flat array of numbers or strings."""
-    if y is None:
-        raise InputError("requires y to be passed, but the target y is None")
-    try:
-        labels = _as_names(column_or_1d(y, warn=True))
-        check_classification_targets(labels)
-    except InputError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise InputError(f"y cannot be used: {_first_line(error)}") from error
-    return labels
-
-
-def _as_names(values: Any, name: str = "y") -> NDArray[Any]:
-    """Return what may be the names of classes: strings alone, or finite numbers alone."""
-    names = np.asarray(values)
-    if names.dtype.kind in "OT":
-        names = _uniform(names)
-    if names.dtype.kind not in "iufU":
-        raise InputError(f"{name} holds {names.dtype} values; strings or numbers are accepted")
-    if names.dtype.kind != "U" and not (np.abs(names.astype(float)) <= LARGEST_LABEL).all():
-        raise InputError(
-            f"{name} holds NaN, infinite or too large values; up to {LARGEST_LABEL} is accepted"
-        )
-    return names
-
-
-def _uniform(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of objects as one of strings or of numbers."""
-    values = labels.tolist()
-    for kind in (str, numbers.Real):
-        if all(isinstance(value, kind) and not isinstance(value, bool) for value in values):
-            return np.array(values)
-    raise InputError("Unknown label type: y should hold strings alone, or numbers alone")
-
-
-def _checked_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the classes among the labels, and which of them each label is."""
-    classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if len(classes) < 2:
-        raise InputError("y holds one class; two or more classes are needed")
-    if counts.min() < 2:
-        scarce = classes.tolist()[counts.argmin()]
-        raise InputError(f"class {scarce!r} has one row; two or more of each are needed")
-    return classes, codes
-
-
 def _seed(random_state: Any) -> int:
     try:
         source = check_random_state(random_state)
     except ValueError as error:
-        raise InputError(f"random_state={_shown(random_state)}: {_first_line(error)}") from error
+        raise InputError(f"random_state={shown(random_state)}: {first_line(error)}") from error
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(source.randint(2**31))
@@ -492,22 +426,12 @@ def _is_one(value: Any, *words: str) -> bool:
     return isinstance(value, str) and value in words
 
 
-def _shown(value: Any) -> str:
-    """Return a value on one line that is not too long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _plain(name: str, value: Any) -> Any:
     """Return a value as JSON gives it back; scalars of NumPy are numbers."""
     try:
         return json.loads(json.dumps(value, default=_plain_scalar))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{name}={_shown(value)} cannot be written: {error}") from error
+        raise InputError(f"{name}={shown(value)} cannot be written: {error}") from error
 
 
 def _plain_scalar(value: Any) -> Any:
@@ -516,33 +440,6 @@ def _plain_scalar(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is no value of JSON")
-
-
-def _with_novel(classes: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
-    """Return the classes and the novel ones: their names, or numbers that go on where they end."""
-    if not np.issubdtype(classes.dtype, np.number):
-        return np.array([*classes.tolist(), *names])
-    first = int(np.floor(classes.max())) + 1
-    numbers_on = np.arange(first, first + len(names))
-    as_before = numbers_on.astype(classes.dtype)
-    fits = np.array_equal(as_before, numbers_on)
-    return np.concatenate([classes, as_before if fits else numbers_on])
-
-
-def _renamed(classes: NDArray[Any], names: Mapping[Any, Any]) -> NDArray[Any]:
-    """Return the classes with other names; numbers stay numbers."""
-    kinds: dict[str, tuple[type, str]] = {
-        "U": (str, "strings"),
-        "f": (numbers.Real, "numbers"),
-    }
-    kind, what = kinds.get(classes.dtype.kind, (numbers.Integral, "whole numbers"))
-    for new in names.values():
-        is_fine = isinstance(new, kind) and not isinstance(new, bool)
-        require(is_fine, f"{_shown(new)} cannot be a class where classes are {what}")
-    renamed = _as_names([names.get(name, name) for name in classes.tolist()], "classes")
-    for name, count in Counter(renamed.tolist()).items():
-        require(count == 1, f"two classes would be called {name!r}")
-    return renamed
 
 
 def _positions(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
@@ -557,48 +454,3 @@ def _check_columns(estimator: BaseEstimator, X: Any) -> None:
         validate_data(estimator, X, reset=False, skip_check_array=True)
     except ValueError as error:
         raise InputError(str(error)) from error
-
-
-def _are_paths(X: Any) -> bool:
-    if isinstance(X, str | Path):
-        raise InputError(f"X is one path, {_shown(str(X))}; a list of paths is accepted")
-    is_array = isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OUT"
-    if not (is_array or isinstance(X, Sequence)) or len(X) == 0:
-        return False
-    are_paths = [isinstance(item, str | Path) for item in X]
-    if any(are_paths) and not all(are_paths):
-        row = are_paths.index(False)
-        raise InputError(f"X[{row}]={_shown(X[row])} is no path, as others of X are")
-    return all(are_paths)
-
-
-def _array(X: Any) -> Any:
-    """Return X as a tensor or an array of numbers, of pictures with the channels first."""
-    is_tensor = isinstance(X, torch.Tensor)
-    if hasattr(X, "toarray") or (is_tensor and X.layout != torch.strided):
-        raise InputError("X is a sparse matrix; dense arrays are accepted")
-    array: Any = X.detach() if is_tensor else _numbers(X)
-    shape = tuple(array.shape)
-    if 0 in shape[:2]:
-        found = "0 feature(s)" if shape[0] else "0 sample(s)"
-        raise InputError(f"X has {found} (shape={shape}) while a minimum of 1 is required.")
-    if len(shape) < 2:
-        raise InputError(f"X has shape {shape}. Reshape your data: one row a thing")
-    if len(shape) == 4 and shape[3] in (1, 3) and shape[1] not in (1, 3):
-        # Copied, since networks round by how pictures lie in memory.
-        if is_tensor:
-            return torch.movedim(array, 3, 1).clone(memory_format=torch.contiguous_format)
-        return np.moveaxis(array, 3, 1).copy()
-    return array
-
-
-def _numbers(X: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(X)
-        if array.dtype == object:
-            array = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise NotNumbersError(f"X should hold numbers: {_first_line(error)}") from error
-    if np.iscomplexobj(array):
-        raise InputError("Complex data not supported in X; real numbers are accepted")
-    return array

@@ -1,0 +1,81 @@
+"""The verb that runs what the tables and figures are made from."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncdwf import storage
+from ncdwf.cli.options import DataDir
+from ncdwf.console import Bar, err, out
+from ncdwf.errors import InputError
+from ncdwf.results import illustrations, tables
+from ncdwf.results.benchmark import Bench, read_lines
+from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
+
+NAMES = (*tables.TABLES, "figures")
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(NAMES))],
+    results: Annotated[
+        Path, typer.Option("--results", help="One line a finished run; new ones are added.")
+    ] = Path("results/runs.jsonl"),
+    work_dir: Annotated[
+        Path, typer.Option("--work", help="Where unfinished runs are kept and resumed from.")
+    ] = Path("runs/reproduce"),
+    docs: Annotated[
+        list[Path] | None, typer.Option("--docs", help="Documents whose tables to fill in.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--setting", help="Run these alone; may be repeated.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="Run these alone; may be repeated.")
+    ] = None,
+    figures_dir: Annotated[
+        Path, typer.Option("--figures", help="Where `reproduce figures` draws.")
+    ] = Path("docs/figures"),
+    data_dir: DataDir = None,
+) -> None:
+    """Run (or resume) the runs behind a table or the figures, and print the table.
+
+    Examples:
+
+        ncdwf reproduce digits --docs docs/digits.md
+
+        ncdwf reproduce main --data DIR --docs docs/results.md --docs README.md
+
+        ncdwf reproduce main --data DIR --setting cifar10-5-5 --seed 0
+
+        ncdwf reproduce figures --data DIR
+    """
+    if name not in NAMES:
+        raise InputError(f"unknown table {name!r}; there are {', '.join(NAMES)}")
+    texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
+    with Bar() as bar:
+        bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
+        grid = GRIDS.get(tables.GRID_OF.get(name, ""))
+        cells = [MATURITY, CONFUSION] if grid is None else list(grid.cells())
+        wanted = [
+            cell
+            for cell in cells
+            if cell.setting in (settings or [cell.setting]) and cell.seed in (seeds or [cell.seed])
+        ]
+        if not wanted:
+            raise InputError(
+                f"no run of {name!r} fits --setting and --seed; "
+                f"it has {', '.join(sorted({cell.setting for cell in cells}))}"
+            )
+        for line in bench.reproduce(wanted):
+            keys = ("setting", "method", "variant", "seed")
+            err.print(*(line[key] for key in keys), "done", highlight=False)
+    lines = read_lines(results)
+    blocks = tables.blocks(lines)
+    for block in tables.TABLES.get(name, ()):
+        out.print(f"{block}\n\n{blocks[block]}", soft_wrap=True, highlight=False)
+    for path, text in texts.items():
+        storage.write_bytes(path, tables.fill(text, blocks).encode())
+    if name == "figures":
+        for path in illustrations.draw(lines, results.parent, figures_dir):
+            out.print(f"Drawn: {path}", soft_wrap=True)

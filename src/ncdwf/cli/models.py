@@ -1,0 +1,116 @@
+"""The verbs that use a saved model: naming pictures and classes, export, all that it holds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncdwf.cli.options import ModelDir, Strict
+from ncdwf.cli.own import check_text, picture_shape
+from ncdwf.console import Bar, Format, out, print_holdings, print_rows, print_skipped
+from ncdwf.data.folder import decode, find_pictures
+from ncdwf.errors import InputError
+from ncdwf.export import export_onnx
+from ncdwf.learning.loop import choose_device
+from ncdwf.model import Model
+from ncdwf.results import experiment
+
+
+def predict(
+    model: ModelDir,
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Picture files or folders.")],
+    form: Annotated[Format, typer.Option("--format", "-f")] = Format.table,
+    strict: Strict = False,
+) -> None:
+    """Name pictures: a known class or novel-1, novel-2, …; nobody says which kind they are.
+
+    Pictures are turned upright, their shorter side is scaled and the middle is cut out.
+
+    Examples:
+
+        ncdwf predict runs/digits-5-5-ncdwf-seed0 photos/
+
+        ncdwf predict runs/digits-5-5-ncdwf-seed0 a.png b.png --format csv
+    """
+    loaded = experiment.load_model(model)
+    files = find_pictures(paths)
+    with Bar() as bar:
+        decoded = decode(files, picture_shape(loaded), strict=strict, progress=bar)
+    print_skipped(decoded.skipped)
+    answers = loaded.to(choose_device("auto")).predict(decoded.images)
+    columns = (answers.labels, answers.probability, answers.novelty)
+    rows = [
+        {
+            "path": str(files[row]),
+            "class": loaded.class_names[label],
+            "probability": round(probability, 4),
+            "head": "novel" if label >= loaded.num_known else "known",
+            "novelty": round(novelty, 4),
+        }
+        for row, label, probability, novelty in zip(
+            decoded.kept, *(column.tolist() for column in columns), strict=True
+        )
+    ]
+    print_rows(rows, form)
+
+
+def name(
+    model: ModelDir,
+    names: Annotated[list[str], typer.Argument(metavar="OLD=NEW…", help="As novel-1=kakapo.")],
+) -> None:
+    """Give classes other names.
+
+    Example:
+
+        ncdwf name both novel-1=kakapo novel-2="black robin"
+    """
+    pairs: dict[str, str] = {}
+    for text in names:
+        old, _, new = text.partition("=")
+        if not (old and new):
+            raise InputError(f"{text!r} should be written OLD=NEW, as in novel-1=kakapo")
+        if old in pairs:
+            raise InputError(f"{old!r} would be called {pairs[old]!r} and {new!r}; give one name")
+        pairs[old] = new
+    check_text(*pairs.values())
+    directory = experiment.model_dir(model)
+    loaded = Model.load(directory)
+    loaded.rename(pairs)
+    loaded.save_names(directory)
+    out.print(f"The classes of {model}: {', '.join(loaded.class_names)}", soft_wrap=True)
+
+
+def export(
+    model: ModelDir,
+    onnx: Annotated[Path, typer.Option("--onnx", help="File to write.")],
+) -> None:
+    """Write a model as one ONNX graph: pictures in, class probabilities and P(novel) out.
+
+    Example:
+
+        ncdwf export both --onnx birds.onnx
+    """
+    export_onnx(experiment.load_model(model), onnx)
+    out.print(f"Written to {onnx}, and it answers as the model does", soft_wrap=True)
+
+
+def inspect(model: ModelDir) -> None:
+    """List everything that a saved model holds, and what each part is derived from.
+
+    Example:
+
+        ncdwf inspect runs/digits-5-5-ncdwf-seed0
+    """
+    loaded = experiment.load_model(model)
+    holdings = loaded.holdings()
+    print_holdings(str(model), holdings)
+    total = sum(item.num_bytes for item in holdings)
+    out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
+    out.print(f"{', '.join(loaded.class_names)}.", soft_wrap=True)
+    out.print(
+        "No picture, no vector, label or file name of a single picture is stored. The discovery "
+        "phase receives the pool alone. Weights and "
+        "class statistics can still tell, to a degree, whether a given picture was among the "
+        "labelled ones; richer statistics (supervised.spread) tell more.",
+        soft_wrap=True,
+    )

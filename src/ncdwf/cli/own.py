@@ -1,0 +1,155 @@
+"""Work on pictures of one's own: what follows from them, and how they are read."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ncdwf.cli.runs import Changes, check_over, run_dir
+from ncdwf.config import Config, OwnData
+from ncdwf.console import Bar, print_choices, print_skipped
+from ncdwf.data.folder import Listing, decode, labelled_folder, labelled_table, survey, unlabelled
+from ncdwf.data.inputs import Inputs
+from ncdwf.errors import InputError
+from ncdwf.learning.discovery import check_method, check_pool
+from ncdwf.learning.loop import choose_device
+from ncdwf.model import Model
+from ncdwf.recipes import LARGEST_SIDE, fit_discovery, fit_supervised, own_data
+from ncdwf.results import experiment
+from ncdwf.results.experiment import Run
+
+
+def own_config(
+    images: Path, image_size: int | None, backbone: str | None, strict: bool, changes: Changes
+) -> Config:
+    """Return the configuration that follows from somebody's labelled pictures."""
+    check_text(images.resolve())
+    listing = _labelled_listing(images)
+    found, has_gpu = survey(listing.paths), choose_device("auto").type == "cuda"
+    side = image_size or min(found.median_side, LARGEST_SIDE[has_gpu])
+    shape = (3 if found.has_colour else 1, side, side)
+    config = fit_supervised(
+        own_data(shape, backbone=backbone, has_gpu=has_gpu), len(listing.paths), has_gpu=has_gpu
+    )
+    own = OwnData(shape=shape, labelled=str(images.resolve()), strict=strict)
+    config = changes.override(replace(config, own=own))
+    experiment.check_shape(config, shape)
+    return config
+
+
+def own_classes(
+    config: Config, out_dir: Path | None
+) -> tuple[Run, Callable[[], experiment.Labelled]]:
+    """Begin a supervised phase once its pictures are read: what is refused leaves no run behind."""
+    with Bar() as bar:
+        labelled = labelled_reader(config, None, bar)()
+    work = Run.create(run_dir(out_dir, config), config)
+    print_choices(config, "supervised", pictures=len(labelled[0]), classes=len(labelled[2]))
+    return work, lambda: labelled
+
+
+def own_round(
+    model: Path,
+    images: list[Path],
+    num_novel: int | None,
+    strict: bool,
+    out_dir: Path | None,
+    changes: Changes,
+) -> tuple[Run, Callable[[], Inputs]]:
+    """Begin a round of discovery in somebody's unlabelled pictures, once they are read."""
+    if num_novel is None:
+        raise InputError("discover needs --num-novel with --images: how many classes to look for")
+    check_text(*(path.resolve() for path in images))
+    start = experiment.load_model(model)
+    shape, num_pictures = picture_shape(start), len(unlabelled(images).paths)
+    has_gpu = choose_device("auto").type == "cuda"
+    name = check_method(changes.method or "ncdwf")
+    config = own_data(shape, method=name, backbone=start.architecture.backbone, has_gpu=has_gpu)
+    if (model / experiment.CONFIG_FILE).exists():
+        recorded = Run.open(model).config
+        config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
+    config = fit_discovery(config, num_pictures, num_novel, has_gpu=has_gpu)
+    own = OwnData(shape=shape, pool=tuple(str(path.resolve()) for path in images), strict=strict)
+    recorded, config = config, changes.override(replace(config, own=own))
+    check_over(config, recorded)
+    experiment.check_shape(config, shape)
+    check_pool(num_pictures, config.discovery.num_novel)
+    with Bar() as bar:
+        pool = pool_reader(config, None, bar)()
+    check_pool(len(pool), config.discovery.num_novel)
+    work = Run.create(run_dir(out_dir, config), config, (start, []))
+    print_choices(config, "discovery", pictures=len(pool))
+    return work, lambda: pool
+
+
+def labelled_reader(
+    config: Config, data_dir: Path | None, bar: Bar
+) -> Callable[[], experiment.Labelled]:
+    """Return how the labelled pictures of a run are read."""
+    if config.own is None:
+        return partial(experiment.labelled_of, config.setting, data_dir)
+    own = config.own
+
+    def read() -> experiment.Labelled:
+        if not own.labelled:
+            raise InputError("this run began with a model, without labelled pictures")
+        listing = _labelled_listing(Path(own.labelled))
+        assert listing.labels is not None
+        check_text(*set(listing.labels))
+        decoded = decode(listing.paths, own.shape, strict=own.strict, progress=bar)  # type: ignore[arg-type]
+        print_skipped(decoded.skipped)
+        labels = [listing.labels[row] for row in decoded.kept]
+        counts = Counter(labels)
+        for name in sorted(set(listing.labels)):
+            if counts[name] < 2:
+                raise InputError(
+                    f"of class {name!r} {counts[name]} pictures can be read; 2 or more are needed"
+                )
+        names, codes = np.unique(labels, return_inverse=True)
+        return decoded.images, torch.from_numpy(codes), tuple(names.tolist())
+
+    return read
+
+
+def pool_reader(config: Config, data_dir: Path | None, bar: Bar) -> Callable[[], Inputs]:
+    """Return how the pool of a run is read."""
+    if config.own is None:
+        return partial(experiment.pool_of, config.setting, data_dir)
+    own = config.own
+
+    def read() -> Inputs:
+        listing = unlabelled(map(Path, own.pool))
+        decoded = decode(listing.paths, own.shape, strict=own.strict, progress=bar)  # type: ignore[arg-type]
+        print_skipped(decoded.skipped)
+        return decoded.images
+
+    return read
+
+
+def check_text(*words: object) -> None:
+    """Refuse names that no file of text can hold: they were written in no known encoding."""
+    for word in map(str, words):
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the name {word!a} is not valid text; choose another") from error
+
+
+def picture_shape(model: Model) -> tuple[int, int, int]:
+    """Return channels, height and width of the pictures that a model reads."""
+    shape = model.architecture.input_shape
+    if len(shape) == 1:
+        raise InputError(f"this model reads vectors of {shape[0]} numbers, not pictures")
+    return shape[0], shape[1], shape[2]
+
+
+def _labelled_listing(images: Path) -> Listing:
+    if images.is_dir():
+        return labelled_folder(images)
+    if not images.exists():
+        raise InputError(f"{images} does not exist; a folder or a table of pictures is accepted")
+    return labelled_table(images)

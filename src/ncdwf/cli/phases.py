@@ -1,0 +1,238 @@
+"""The verbs that do the phases of a setting, or of pictures of one's own, and score them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ncdwf.cli.options import (
+    ConfigFile,
+    DataDir,
+    MethodName,
+    ModelDir,
+    OutDir,
+    ResumeDir,
+    Seed,
+    Sets,
+    SettingName,
+    Strict,
+)
+from ncdwf.cli.own import labelled_reader, own_classes, own_config, own_round, pool_reader
+from ncdwf.cli.runs import (
+    Changes,
+    begin,
+    begin_round,
+    check_free,
+    fetch,
+    recorded_config,
+    reopen_round,
+)
+from ncdwf.console import Bar, err, out, print_scores
+from ncdwf.data.inputs import Inputs
+from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
+from ncdwf.errors import InputError
+from ncdwf.estimator import LARGEST_IMAGE_SIZE
+from ncdwf.learning.discovery import METHODS
+from ncdwf.model import Model
+from ncdwf.recipes import RECIPES
+from ncdwf.results import experiment
+from ncdwf.results.experiment import Run
+
+
+def run(
+    setting: SettingName = None,
+    out_dir: OutDir = None,
+    method: MethodName = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    config_file: ConfigFile = None,
+    resume: ResumeDir = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Do both phases, score the model and print the table.
+
+    Examples:
+
+        ncdwf run
+
+        ncdwf run digits-5-5 --seed 3 --set discovery.optim.lr=0.1
+
+        ncdwf run --config runs/digits-5-5-ncdwf-seed0/config.json
+
+        ncdwf run --resume runs/digits-5-5-ncdwf-seed0
+    """
+    changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    work = begin(setting, out_dir, resume, config_file, changes)
+    if work.config.own is not None:
+        raise InputError(
+            f"{work.path} is of pictures of your own; go on with 'ncdwf learn --resume' or "
+            "'ncdwf discover --resume'"
+        )
+    with _resumable(work), Bar() as bar:
+        scores = experiment.execute(work, bar, data_dir=data_dir)
+    config = work.config
+    print_scores(scores, f"{config.method['name']} on {config.setting}, seed {config.seed}")
+    out.print(f"Written to {work.path}", soft_wrap=True)
+
+
+def learn(
+    setting: SettingName = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own pictures: a folder with one sub-folder a class, or a CSV or "
+            "Parquet table with the columns path and label."
+        ),
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=LARGEST_IMAGE_SIZE, help="Side that they are scaled to; follows from them."
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="small, resnet18 or timm:NAME; follows from the device.")
+    ] = None,
+    strict: Strict = False,
+    out_dir: OutDir = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    config_file: ConfigFile = None,
+    resume: ResumeDir = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Do the supervised phase alone: learn the known classes and save a model without pictures.
+
+    Examples:
+
+        ncdwf learn --images birds/ --out known
+
+        ncdwf learn digits-5-5 --out known
+
+        ncdwf learn --resume known
+    """
+    changes = Changes(seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    load: Callable[[], experiment.Labelled] | None = None
+    if images is None:
+        if strict or image_size is not None or backbone is not None:
+            raise InputError("--image-size, --backbone and --strict go with --images")
+        work = begin(setting, out_dir, resume, config_file, changes)
+    elif any(other is not None for other in (setting, config_file, resume)):
+        raise InputError("--images takes the place of SETTING, --config and --resume")
+    else:
+        check_free(out_dir)
+        config = own_config(images, image_size, backbone, strict, changes)
+        work, load = own_classes(config, out_dir)
+    with _resumable(work), Bar() as bar:
+        experiment.learn_stage(work, load or labelled_reader(work.config, data_dir, bar), bar)
+    out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
+
+
+def discover(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL")] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Your own pictures without labels: a folder or a file; repeatable."),
+    ] = None,
+    num_novel: Annotated[
+        int | None, typer.Option("--num-novel", "-n", min=1, help="Classes to look for.")
+    ] = None,
+    strict: Strict = False,
+    out_dir: OutDir = None,
+    setting: Annotated[
+        str | None, typer.Option("--setting", help="Whose pool; that of MODEL's own run.")
+    ] = None,
+    method: MethodName = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    resume: ResumeDir = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Do the discovery phase alone, from a saved model and unlabelled pictures.
+
+    A model that has discovered already begins another round: its novel classes are known ones.
+
+    Examples:
+
+        ncdwf discover known --images unsorted/ --num-novel 5 --out both
+
+        ncdwf discover known --out both --method ncdwf --set method.tau=0.9
+
+        ncdwf discover --resume both
+    """
+    changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    load: Callable[[], Inputs] | None = None
+    if not images and (strict or num_novel is not None):
+        raise InputError("--num-novel and --strict go with --images")
+    if resume is not None:
+        work = reopen_round(resume, changes, model, out_dir, setting, images)
+    elif model is None:
+        raise InputError("discover needs MODEL, a directory that 'ncdwf learn' wrote, or --resume")
+    elif images:
+        if setting is not None:
+            raise InputError("--images takes the place of --setting")
+        check_free(out_dir)
+        work, load = own_round(model, images, num_novel, strict, out_dir, changes)
+    else:
+        work = begin_round(model, setting, out_dir, changes)
+    with _resumable(work), Bar() as bar:
+        experiment.discover_stage(work, load or pool_reader(work.config, data_dir, bar), bar)
+    found = ", ".join(Model.load(work.path).novel_names)
+    out.print(f"A model of known and novel classes ({found}) is in {work.path}", soft_wrap=True)
+
+
+def evaluate(
+    model: ModelDir,
+    setting: Annotated[
+        str | None, typer.Option("--setting", help="Whose test pictures; that of MODEL's own run.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Score a model; in a run directory, write scores.json and predictions.npz as well.
+
+    Example:
+
+        ncdwf evaluate both
+    """
+    setting = setting or recorded_config(model, None, option="--setting").setting
+    fetch(setting, data_dir)
+    scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
+    print_scores(scores, f"{model} on {setting}")
+
+
+def list_all() -> None:
+    """List the settings and the methods.
+
+    Example:
+
+        ncdwf list
+    """
+    settings = Table("setting", "known", "novel", "state", title="Settings", title_justify="left")
+    for name in SETTINGS:
+        setting = Setting.parse(name)
+        state = "ready" if setting.data in RECIPES else "no recipe yet"
+        state = DATA_SETS[setting.data].missing or state
+        known, novel = len(setting.known_classes), len(setting.novel_classes)
+        settings.add_row(name, str(known), str(novel), state)
+    methods = Table("method", "what it is", title="Methods", title_justify="left")
+    for name, method in sorted(METHODS.items()):
+        methods.add_row(name, (method.__doc__ or "").splitlines()[0])
+    out.print(settings, methods)
+
+
+class _resumable:
+    """Say how to go on when somebody presses Ctrl-C."""
+
+    def __init__(self, work: Run) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            hint = f"Interrupted. Go on with: ncdwf {sys.argv[1]} --resume {self._work.path}"
+            err.print(hint, markup=False, highlight=False, soft_wrap=True)

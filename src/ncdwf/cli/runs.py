@@ -1,0 +1,150 @@
+"""How the work of a verb begins: from a recipe, a configuration, a model or a run cut off."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ncdwf.config import Config, override
+from ncdwf.console import Bar
+from ncdwf.data.setting import DATA_SETS, Setting
+from ncdwf.errors import InputError
+from ncdwf.learning.discovery import check_method
+from ncdwf.model.model import DESCRIPTION_FILE
+from ncdwf.recipes import RECIPES, recipe
+from ncdwf.results import experiment
+from ncdwf.results.experiment import Run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What the options of a command change in a recipe."""
+
+    method: str | None = None
+    seed: int | None = None
+    sets: tuple[str, ...] = ()
+    data_dir: Path | None = None
+
+    def apply(self, config: Config) -> Config:
+        """Return the changed configuration, complete, once it is clear that it can be run."""
+        if self.method is not None and self.method != config.method["name"]:
+            check_method(self.method)
+            other = recipe(config.setting, self.method)
+            config = replace(config, method=other.method, discovery=other.discovery)
+        config = self.override(config)
+        fetch(config.setting, self.data_dir)
+        experiment.check(config, self.data_dir)
+        return config
+
+    def override(self, config: Config) -> Config:
+        """Return the configuration with the seed and the single fields changed, complete."""
+        if self.seed is not None:
+            config = replace(config, seed=self.seed)
+        config = experiment.complete(config)
+        for assignment in self.sets:
+            config = override(config, assignment)
+        return experiment.complete(config)
+
+
+def begin(
+    setting: str | None,
+    out_dir: Path | None,
+    resume: Path | None,
+    file: Path | None,
+    changes: Changes,
+) -> Run:
+    """Begin a run of a setting, or go on with one."""
+    if resume is not None:
+        return _reopen(resume, changes, setting, out_dir, file)
+    if file is not None and setting is not None:
+        raise InputError("--config names the setting already; give one of the two")
+    start = experiment.read_config(file) if file else _recipe(setting or "digits-5-5")
+    if start.own is not None:
+        raise InputError(f"{file} is of pictures of your own; 'ncdwf learn --images' takes them")
+    config = changes.apply(start)
+    return Run.create(run_dir(out_dir, config), config)
+
+
+def reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
+    """Go on with a run whose pool is known."""
+    work = _reopen(resume, changes, *others)
+    own = work.config.own
+    if own is not None and not own.pool:
+        raise InputError(f"{resume} has no pool yet; 'ncdwf discover {resume} --images' takes one")
+    return work
+
+
+def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes: Changes) -> Run:
+    """Begin a round of discovery in the pool of a setting."""
+    start = experiment.load_supervised(model)
+    recorded = recorded_config(model, setting, option="--images")
+    config = changes.apply(recorded)
+    check_over(config, recorded)
+    if setting is not None:
+        start[0].check(experiment.pool_of(config.setting, changes.data_dir)[:1])
+    return Run.create(run_dir(out_dir, config), config, start)
+
+
+def recorded_config(model: Path, setting: str | None, *, option: str) -> Config:
+    """Return the configuration of the run in `model`, turned to `setting` if one is named.
+
+    A model without its run gets the recipe of `setting`. Where the run has no setting, `option`
+    names other pictures.
+    """
+    if (model / experiment.CONFIG_FILE).exists():
+        config = Run.open(model).config
+        if setting is None:
+            if config.own is not None:
+                raise InputError(
+                    f"{model} learnt from pictures of your own; {option} says which ones to take"
+                )
+            return config
+        num_novel = len(Setting.parse(setting).novel_classes)
+        discovery = replace(config.discovery, num_novel=num_novel)
+        return replace(config, setting=setting, discovery=discovery, own=None)
+    if setting is not None:
+        return _recipe(setting)
+    if not model.exists():
+        raise InputError(f"{model} does not exist")
+    raise InputError(f"{model} holds no {experiment.CONFIG_FILE}; name the setting with --setting")
+
+
+def fetch(setting: str, data_dir: Path | None) -> None:
+    """Download what a setting needs, unless it is there."""
+    with Bar(unit="kB", size=1000) as bar:
+        Setting.parse(setting).fetch(data_dir, bar)
+
+
+def check_over(config: Config, recorded: Config) -> None:
+    """Refuse changes of the supervised phase, which the model has behind it."""
+    if (config.supervised, config.backbone) != (recorded.supervised, recorded.backbone):
+        raise InputError("discover cannot change supervised or backbone: that phase is over")
+
+
+def check_free(out_dir: Path | None) -> None:
+    """Refuse a directory with a run or a model before many pictures are read for nothing."""
+    if out_dir is None:
+        return
+    with suppress(OSError):  # such a path is refused when it is written
+        if any((out_dir / name).exists() for name in (experiment.CONFIG_FILE, DESCRIPTION_FILE)):
+            raise InputError(f"{out_dir} holds a run or a model already; choose another directory")
+
+
+def run_dir(out_dir: Path | None, config: Config) -> Path:
+    """Return the directory that was asked for, or a new one."""
+    return out_dir or experiment.new_run_dir(Path("runs"), config)
+
+
+def _reopen(resume: Path, changes: Changes, *others: object) -> Run:
+    if any(other is not None for other in others) or changes != Changes(data_dir=changes.data_dir):
+        raise InputError(
+            "--resume goes on with the run's own configuration; give nothing beside it but --data"
+        )
+    return Run.open(resume)
+
+
+def _recipe(setting: str) -> Config:
+    data = Setting.parse(setting).data
+    if data not in RECIPES:
+        reason = DATA_SETS[data].missing or f"a recipe for {data} comes with a later release"
+        raise InputError(f"setting {setting!r} cannot be run yet: {reason}")
+    return recipe(setting)
