@@ -295,6 +295,26 @@ def test_the_teacher_is_a_frozen_copy(known_model: Model, split: Split) -> None:
         assert torch.equal(teacher.known_logits(features), known_model.known_head(features))
 
 
+def test_a_backbone_with_rate_0_stays_and_the_new_heads_learn(
+    known_model: Model, split: Split, short: Config
+) -> None:
+    config = replace(short, discovery=replace(short.discovery, backbone_rate=0.0))
+    method = make_method({"name": "uno"})
+    model = discover(known_model, split.novel_images, method, config)
+    freed = discover(known_model, split.novel_images, method, short)
+    for name, before in known_model.backbone.named_parameters():
+        assert torch.equal(model.backbone.get_parameter(name), before)
+    assert model.novel_head is not None
+    start = known_model.with_novel(model.architecture.novel, identifier=False, seed=config.seed)
+    assert start.novel_head is not None
+    heads = zip(model.novel_head.parameters(), start.novel_head.parameters(), strict=True)
+    assert all(not torch.equal(after, before) for after, before in heads)
+    assert any(
+        not torch.equal(freed.backbone.get_parameter(name), before)
+        for name, before in known_model.backbone.named_parameters()
+    )
+
+
 def test_views_reach_the_method_augmented_and_in_number(
     known_model: Model, split: Split, short: Config
 ) -> None:

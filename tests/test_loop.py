@@ -266,6 +266,25 @@ def test_long_gradients_are_shortened_and_short_ones_left() -> None:
     assert [float(weights[0]) for weights in recorder.weights] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_slower_parts_move_by_their_share_of_the_rate() -> None:
+    parts = nn.ModuleDict({name: Scalar(1.0) for name in ("slow", "slower", "free")})
+    optim = Optim(epochs=1, batch_size=4, lr=0.1, min_lr=0.1, momentum=0.0, weight_decay=0.0)
+    train(
+        parts,
+        lambda batch, noise, progress: {"line": sum(part.weight for part in parts.values())},
+        make_source(),
+        optim,
+        noise={},
+        seed=0,
+        phase="test",
+        slower={"slow": 0.25},
+    )
+    moves = {name: 1.0 - part.weight.item() for name, part in parts.items()}
+    assert moves == pytest.approx(
+        {"slow": 0.025 * STEPS, "slower": 0.1 * STEPS, "free": 0.1 * STEPS}
+    )
+
+
 def test_vector_terms_count_by_their_mean() -> None:
     def moved(loss: Callable[[Tensor], Tensor]) -> float:
         scalar = Scalar(1.0)

@@ -79,7 +79,7 @@ def test_cifar_follows_the_schedules_and_views_of_uno(setting, method):
 
 def test_the_learning_rate_of_uno_on_cifar_is_the_published_one():
     assert recipe("cifar100-80-20", "uno").discovery.optim.lr == 0.4
-    assert recipe("cifar100-80-20", "ncdwf").discovery.optim.lr == 0.1
+    assert recipe("cifar100-80-20", "uno").discovery.backbone_rate == 1
 
 
 @every_method
@@ -206,12 +206,12 @@ SCHEDULES = {
     ("small", False, 200): ((16, 80, 0.005), (16, 200, 0.05)),
     ("small", False, 800): ((64, 20, 0.02), (64, 100, 0.2)),
     ("small", False, 200_000): ((64, 10, 0.02), (64, 10, 0.2)),
-    ("resnet18", True, 200): ((16, 200, 0.00625), (16, 200, 0.003125)),
-    ("resnet18", True, 40_000): ((512, 200, 0.2), (512, 100, 0.1)),
-    ("resnet18", True, 200_000): ((512, 40, 0.2), (512, 20, 0.1)),
-    ("resnet18", False, 200): ((16, 100, 0.00625), (16, 100, 0.003125)),
-    ("resnet18", False, 200_000): ((512, 10, 0.2), (512, 10, 0.1)),
-    ("custom", True, 200_000): ((512, 40, 0.2), (512, 20, 0.1)),
+    ("resnet18", True, 200): ((16, 200, 0.00625), (16, 200, 0.0125)),
+    ("resnet18", True, 40_000): ((512, 200, 0.2), (512, 100, 0.4)),
+    ("resnet18", True, 200_000): ((512, 40, 0.2), (512, 20, 0.4)),
+    ("resnet18", False, 200): ((16, 100, 0.00625), (16, 100, 0.0125)),
+    ("resnet18", False, 200_000): ((512, 10, 0.2), (512, 10, 0.4)),
+    ("custom", True, 200_000): ((512, 40, 0.2), (512, 20, 0.4)),
 }
 
 

@@ -143,6 +143,8 @@ class Discovery:
     num_novel: int
     """0: not decided yet; discovery itself needs 1 or more."""
     optim: Optim
+    backbone_rate: float = 1.0
+    """How fast the backbone learns, relative to the new heads."""
     large: View = View()
     num_large: int = 2
     small: View = View()
@@ -151,6 +153,10 @@ class Discovery:
 
     def __post_init__(self) -> None:
         require(self.num_novel >= 0, f"discovery.num_novel={self.num_novel} should be 0 or more")
+        require(
+            0 <= self.backbone_rate <= 1,
+            f"discovery.backbone_rate={self.backbone_rate} should be from 0 to 1",
+        )
         require(self.num_large >= 2, f"discovery.num_large={self.num_large} should be 2 or more")
         require(self.num_small >= 0, f"discovery.num_small={self.num_small} should be 0 or more")
 

@@ -72,12 +72,13 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
             optim=Optim(
                 epochs=200,
                 batch_size=512,
-                # Held norms do not bound the activations: higher rates diverge.
-                lr=0.4 if method == "uno" else 0.1,
+                lr=0.4,
+                # Held norms do not bound the activations.
                 clip_norm=0.0 if method == "uno" else 1.0,
                 warmup_epochs=10,
                 weight_decay=1.5e-4,
             ),
+            backbone_rate=1.0 if method == "uno" else 0.25,
             large=large,
             small=small,
             num_small=2,

@@ -252,6 +252,7 @@ def discover(
         seed=config.seed,
         phase=PHASE,
         engine=config.engine,
+        slower={"model.backbone": settings.backbone_rate},
         checkpoints=checkpoints,
         progress=progress,
         after_epoch=after_epoch,

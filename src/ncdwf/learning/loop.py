@@ -220,6 +220,7 @@ def train(
     seed: int,
     phase: str,
     engine: Engine = "auto",
+    slower: Mapping[str, float] | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Progress | None = None,
     after_epoch: Callable[[History], None] | None = None,
@@ -235,12 +236,15 @@ def train(
         seed: with `phase` and the position it decides every draw.
         phase: the name of this training in checkpoints, history and messages.
         engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
+        slower: parts of the module whose learning rate is so many times the schedule's.
         checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
         progress: hears of every step.
         after_epoch: called with what the epochs so far left; it must not change the module.
     """
     progress = progress or Quiet()
-    run = _Training(module, loss, source, optim, phase, choose_engine(engine, source.device))
+    run = _Training(
+        module, loss, source, optim, phase, choose_engine(engine, source.device), slower or {}
+    )
     first_epoch, first_step = run.resume(checkpoints)
     per_epoch = source.num_steps * source.batch_size
     done = first_epoch * per_epoch + first_step * source.batch_size
@@ -278,6 +282,7 @@ class _Training:
         optim: Optim,
         phase: str,
         engine: Engine,
+        slower: Mapping[str, float],
     ) -> None:
         self.module = module.train()
         self.source = source
@@ -292,10 +297,13 @@ class _Training:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.inputs: _Inputs
-        self.lr = torch.zeros((), device=self.device)
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in self.parameters.items():
+            factors = [f for part, f in slower.items() if name.startswith(f"{part}.")]
+            groups.setdefault(math.prod(factors), []).append(parameter)
+        self.lr = {factor: torch.zeros((), device=self.device) for factor in groups}
         self.optimizer = torch.optim.SGD(
-            self.parameters.values(),
-            lr=self.lr,
+            [{"params": groups[factor], "lr": lr} for factor, lr in self.lr.items()],
             momentum=optim.momentum,
             weight_decay=optim.weight_decay,
             fused=True,  # also skips the update where `found_inf` says so, without asking the host
@@ -336,7 +344,8 @@ class _Training:
     def _advance(self) -> None:
         """Run the step on what `inputs` hold: all that a CUDA graph captures."""
         inputs = self.inputs
-        self.lr.copy_(inputs.lr)
+        for factor, lr in self.lr.items():
+            lr.copy_(factor * inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             terms = self.loss(inputs.batch, inputs.noise, inputs.progress)
