@@ -60,5 +60,5 @@ if __name__ == "__main__":
     config = override(ncdwf.recipe("digits-5-5"), "discovery.optim.epochs=30")
     split = ncdwf.Setting.parse(config.setting).load()
     known = ncdwf.learn_known(split.known_images, split.known_labels, config)
-    model = ncdwf.discover(known, split.novel_images, LearningWithoutForgetting(), config)
+    model = ncdwf.discover(known, split.pool_images, LearningWithoutForgetting(), config)
     print(ncdwf.evaluate(model, split, known)[0].aware)

@@ -177,7 +177,7 @@ def known_model(split: Split, config: Config) -> Model:
 @pytest.fixture(scope="session")
 def found_model(known_model: Model, split: Split, config: Config) -> Model:
     """The tiny setting after its discovery phase; not to be changed."""
-    return discover(known_model, split.novel_images, make_method(config.method), config)
+    return discover(known_model, split.pool_images, make_method(config.method), config)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import register_tiny, shorter, tiny_recipe
 
+import ncdwf.recipes
+from ncdwf.config import Config
 from ncdwf.errors import InputError
-from ncdwf.results import benchmark, observations
+from ncdwf.results import benchmark, experiment, observations
 from ncdwf.results.benchmark import Bench, find, read_lines
 from ncdwf.results.experiment import Run
 from ncdwf.results.grids import Cell, Grid, Variant
@@ -21,10 +24,6 @@ GRID = Grid(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from conftest import register_tiny, shorter, tiny_recipe
-
-    import ncdwf.recipes
-
     register_tiny(monkeypatch)
     monkeypatch.setitem(ncdwf.recipes.RECIPES, "tiny", lambda *names: shorter(tiny_recipe(*names)))
 
@@ -78,6 +77,60 @@ def test_variants_share_their_supervised_phase(bench: Bench) -> None:
     assert line["seconds"][0] > 0
 
 
+def test_settings_with_the_same_labelled_data_share_their_supervised_phase(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[str] = []
+    whole = experiment.learn_known
+
+    def counting(images: Any, labels: Any, config: Config, **options: Any) -> Any:
+        learnt.append(config.setting)
+        return whole(images, labels, config, **options)
+
+    monkeypatch.setattr(experiment, "learn_known", counting)
+    names = (
+        "tiny-4-2",
+        "tiny-4-2-imbalance-4",
+        "tiny-4-1",
+        "tiny-4-2-mixed-25",
+        "tiny-4-2-mixed-50",
+    )
+    grid = Grid(settings=names, seeds=(0,), variants=(Variant(name="main", title=""),))
+    lines = list(bench.reproduce(grid.cells()))
+    assert [line["setting"] for line in lines] == list(names)
+    # A mixed pool takes its known pictures from the labelled data.
+    assert learnt == ["tiny-4-2", "tiny-4-2-mixed-25"]
+    weights = [
+        (bench.work_dir / f"{name}-ncdwf-main-seed0" / "supervised" / "model.safetensors")
+        for name in names
+    ]
+    first, *others = (path.read_bytes() for path in weights)
+    assert [other == first for other in others] == [True, True, False, False]
+    assert others[2] == others[3]
+    # Each run is one of its own setting all the same.
+    runs = [Run.open(path.parent.parent) for path in weights]
+    assert [run.config.setting for run in runs] == list(names)
+    assert len({line["auroc"] for line in lines}) > 1
+
+
+def test_digits_with_fewer_pictures_in_the_pool_have_the_supervised_phase_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = ncdwf.recipes.RECIPES["digits"]
+    monkeypatch.setitem(
+        ncdwf.recipes.RECIPES, "digits", lambda *names: shorter(digits(*names), discovery=1)
+    )
+    bench = Bench(results=tmp_path / "runs.jsonl", work_dir=tmp_path / "work")
+    names = ("digits-5-5", "digits-5-5-imbalance-10")
+    grid = Grid(settings=names, seeds=(0,), variants=(Variant(name="main", title=""),))
+    first, second = bench.reproduce(grid.cells())
+    assert [path.name[:15] for path in (bench.work_dir / "supervised").iterdir()] == [
+        "digits-5-seed0-"
+    ]
+    assert first["after_supervised"] == second["after_supervised"]
+    assert first["kmeans"] != second["kmeans"]  # of another pool
+
+
 def test_a_run_of_another_configuration_is_not_taken(bench: Bench) -> None:
     main = Cell(setting="tiny-4-2", variant=GRID.variants[0], seed=0)
     (line,) = bench.reproduce([main])
@@ -93,8 +146,8 @@ def test_a_run_that_a_figure_shows_is_done_again_for_it(
 ) -> None:
     cell = Cell(setting="tiny-4-2", variant=GRID.variants[0], seed=0)
     first = list(bench.reproduce([cell]))
-    figures = {"confusion": (cell, observations._confusion)}
-    monkeypatch.setattr(observations, "FIGURES", figures)
+    wanted = {"confusion": (cell, observations._confusion)}
+    monkeypatch.setattr(observations, "OBSERVATIONS", wanted)
     assert list(bench.reproduce([cell])) == first == read_lines(bench.results)
     kept = observations.read(bench.results.parent)["confusion"]
     assert kept["known_names"] == ["ant", "bee", "cat", "dog"]

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -900,6 +901,12 @@ OWN_BAD = {
         said=("pool/02.png cannot be read", "(1 of 24 cannot be read)"),
         prepare=spoil("pool/02.png"),
     ),
+    **{
+        f"{text!r} for a number of classes": discover_own(
+            "--images", "pool", "-n", text, said=(f"--num-novel {text}: a whole number from 1 on",)
+        )
+        for text in ("0", "two", "2.5", "٣", "000000000")
+    },
     "more classes than pictures": discover_own(
         "--images", "pool", "-n", "25", said=("25 novel classes", "24 pictures")
     ),
@@ -1092,6 +1099,21 @@ def test_pictures_that_cannot_be_read_are_listed_and_passed_over(call: Call, own
     assert [line.split()[1] for line in found.err.splitlines()] == [
         str(own / f"pool/{number:02d}.png") for number in (2, 3, 4)
     ]
+
+
+def test_what_is_left_open_about_a_pool_is_found_out_and_said(call: Call, own: Path) -> None:
+    images, _ = tiny_pictures(20, seed=6)
+    for number, image in enumerate(images):
+        save_picture(own / f"camera/{number:03d}.png", image[0].numpy())
+    words = ("--images", "camera", "--num-novel", "auto", "--pool", "mixed", "--out", "new")
+    answer = call("discover", "known", *words, *OWN_ROUND)
+    assert (answer.code, answer.err) == (0, "")
+    assert re.search(r"About \d+% of the pool is of known classes: \d+ of 120 pictures", answer.out)
+    number = re.search(r"seems to hold (\d+) novel classes, between \d+ and \d+", answer.out)
+    assert number is not None
+    assert Model.load("new").num_novel == int(number[1])
+    config = Run.open(Path("new")).config
+    assert (config.discovery.num_novel, config.discovery.pool) == (0, "mixed")
 
 
 def test_a_class_of_which_nothing_can_be_read_is_not_dropped(call: Call, own: Path) -> None:

@@ -45,6 +45,17 @@ def test_sizes_without_sense_are_refused_by_name(name):
     assert Clustering(**{name: least}) != Clustering(**{name: MOST})
 
 
+@pytest.mark.parametrize("balance", [-0.1, 1.1, float("nan")])
+def test_a_balance_without_sense_is_refused_by_name(balance):
+    message = f"clustering.balance={balance} should be from 0 to 1"
+    with pytest.raises(InputError, match=message):
+        Clustering(balance=balance)
+
+
+def test_a_balance_may_reach_its_limits():
+    assert Clustering(balance=0.0) != Clustering(balance=1.0) == Clustering()
+
+
 def test_the_novel_head_has_the_sizes_asked_for():
     assert SIZES.novel_head(4) == NovelHead(num_novel=4, num_heads=3, num_hidden=5, num_projected=7)
 
@@ -143,7 +154,7 @@ def test_the_terms_agree_with_a_slow_loop(num_small, num_others):
         "overcluster": normal(3, num_views * 5, 8, seed=1).tanh(),
     }
     others = 5 * normal(num_views * 5, num_others, seed=2) if num_others else None
-    terms = cluster_terms(cosines, views, 0.2, others=others)
+    terms = cluster_terms(cosines, views, Clustering(temperature=0.2), others=others)
     assert list(terms) == ["cluster", "overcluster"]
     for name, values in cosines.items():
         assert terms[name].shape == (3,)
@@ -161,15 +172,32 @@ def test_the_terms_agree_with_a_slow_loop(num_small, num_others):
 def test_one_kind_of_heads_has_the_whole_weight():
     views = Views(large=pictures(2, 5))
     cosines = normal(3, 10, 4).tanh()
-    both = cluster_terms({"cluster": cosines, "overcluster": cosines}, views, 0.2)
-    alone = cluster_terms({"cluster": cosines}, views, 0.2)
+    sizes = Clustering(temperature=0.2)
+    both = cluster_terms({"cluster": cosines, "overcluster": cosines}, views, sizes)
+    alone = cluster_terms({"cluster": cosines}, views, sizes)
     assert torch.allclose(alone["cluster"], both["cluster"] + both["overcluster"])
 
 
 def test_other_classes_in_the_softmax_are_pushed_down():
     views = Views(large=pictures(2, 5))
     others = normal(10, 3).requires_grad_()
-    cluster_terms({"cluster": normal(3, 10, 4).tanh()}, views, 0.2, others=others)[
-        "cluster"
-    ].sum().backward()
+    cosines = {"cluster": normal(3, 10, 4).tanh()}
+    terms = cluster_terms(cosines, views, Clustering(temperature=0.2), others=others)
+    terms["cluster"].sum().backward()
     assert (others.grad > 0).all()
+
+
+def test_the_balance_reaches_both_kinds_of_heads():
+    views = Views(large=pictures(2, 5))
+    cosines = {
+        "cluster": normal(3, 10, 4).tanh(),
+        "overcluster": normal(3, 10, 8, seed=1).tanh(),
+    }
+    held, free = (cluster_terms(cosines, views, Clustering(balance=b)) for b in (1.0, 0.0))
+    for name, values in cosines.items():
+        assert (held[name] != free[name]).all()
+        # Every image chooses alone: the assignments are a softmax.
+        values = values.unflatten(1, (2, 5))
+        chosen = (values / 0.05).softmax(3).flip(1)
+        expected = -(chosen * (values / 0.1).log_softmax(3)).sum(3).mean((1, 2)) / 2
+        assert torch.allclose(free[name], expected, rtol=1e-4)

@@ -1,5 +1,6 @@
 """The discovery phase: what it finds, what it leaves alone, what it refuses, and own methods."""
 
+import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from conftest import Stop, StopAfter, fingerprint, shorter, timeless, unchanged_global_state
+from conftest import (
+    Stop,
+    StopAfter,
+    fingerprint,
+    shorter,
+    timeless,
+    tiny_pictures,
+    unchanged_global_state,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +28,7 @@ from ncdwf.errors import InputError
 from ncdwf.learning.discovery import (
     METHODS,
     Method,
+    Surveyed,
     Teacher,
     best_head,
     discover,
@@ -26,6 +36,7 @@ from ncdwf.learning.discovery import (
     register,
 )
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
+from ncdwf.learning.sifting import Sifted, sift
 from ncdwf.model import Model
 from ncdwf.noise import Noise
 from ncdwf.results.evaluation import evaluate
@@ -64,7 +75,7 @@ def test_the_given_model_stays_bit_identical(
         (part.training, [p.requires_grad for p in part.parameters()])
         for part in known_model.modules()
     ]
-    found = discover(known_model, split.novel_images, method, short)
+    found = discover(known_model, split.pool_images, method, short)
     assert fingerprint(known_model) == before
     assert known_model.novel_head is None
     assert flags == [
@@ -78,10 +89,10 @@ def test_the_given_model_stays_bit_identical(
 def test_pool_and_global_random_state_are_left_as_they_were(
     known_model: Model, split: Split, method: Method, short: Config
 ) -> None:
-    pool = split.novel_images.clone()
+    pool = split.pool_images.clone()
     with unchanged_global_state():
         discover(known_model, pool, method, short)
-    assert torch.equal(pool, split.novel_images)
+    assert torch.equal(pool, split.pool_images)
 
 
 def test_class_statistics_pass_through_unchanged(known_model: Model, found_model: Model) -> None:
@@ -92,7 +103,7 @@ def test_history_has_an_entry_an_epoch(
     known_model: Model, split: Split, method: Method, short: Config
 ) -> None:
     history: History = []
-    discover(known_model, split.novel_images, method, short, history=history)
+    discover(known_model, split.pool_images, method, short, history=history)
     assert [(e.phase, e.epoch) for e in history] == [
         *(("discovery", 0), ("discovery", 1)),
         *(("identifier", 0), ("identifier", 1)),
@@ -108,13 +119,13 @@ def test_snapshots_are_finished_models_and_change_nothing(
     config = replace(short, snapshot_epochs=1)
     found = discover(
         known_model,
-        split.novel_images,
+        split.pool_images,
         method,
         config,
         history=watched,
         snapshot=taken.__setitem__,
     )
-    plain = discover(known_model, split.novel_images, method, short, history=alone)
+    plain = discover(known_model, split.pool_images, method, short, history=alone)
     assert fingerprint(found) == fingerprint(plain)
     assert timeless(watched) == timeless(alone)
     assert list(taken) == [1, 2]
@@ -136,7 +147,7 @@ def test_snapshots_come_every_so_many_epochs(
     taken: dict[int, Model] = {}
     four = replace(short.discovery, optim=replace(short.discovery.optim, epochs=4))
     config = replace(short, discovery=four, snapshot_epochs=every)
-    discover(known_model, split.novel_images, LwF(), config, snapshot=taken.__setitem__)
+    discover(known_model, split.pool_images, LwF(), config, snapshot=taken.__setitem__)
     assert list(taken) == wanted
 
 
@@ -145,7 +156,7 @@ def test_the_number_of_novel_classes_is_the_callers(
     known_model: Model, split: Split, method: Method, short: Config, num_novel: int
 ) -> None:
     config = replace(short, discovery=replace(short.discovery, num_novel=num_novel))
-    found = discover(known_model, split.novel_images, method, config)
+    found = discover(known_model, split.pool_images, method, config)
     assert found.num_novel == num_novel
     assert found.predict(split.test_images).labels.max() < 4 + num_novel
 
@@ -155,7 +166,7 @@ def test_a_pool_smaller_than_a_batch_will_do(
     known_model: Model, split: Split, method: Method, short: Config, num_pictures: int
 ) -> None:
     config = replace(short, discovery=replace(short.discovery, num_novel=1))
-    found = discover(known_model, split.novel_images[:num_pictures], method, config)
+    found = discover(known_model, split.pool_images[:num_pictures], method, config)
     assert found.predict(split.test_images).labels.max() <= 4
 
 
@@ -180,10 +191,106 @@ def test_bad_input_is_refused_with_the_offending_value(
         discover(known_model, images, method, config)
 
 
+def mixed(config: Config, num_novel: int = 2) -> Config:
+    return replace(config, discovery=replace(config.discovery, pool="mixed", num_novel=num_novel))
+
+
+def test_a_mixed_pool_is_one_without_the_pictures_that_look_known(
+    known_model: Model, method: Method, short: Config
+) -> None:
+    images, labels = tiny_pictures(30, seed=5)
+    heard: list[Surveyed] = []
+    before = images.clone()
+    with unchanged_global_state():
+        found = discover(known_model, images, method, mixed(short), surveyed=heard.append)
+    (surveyed,) = heard
+    assert surveyed.sifted is not None
+    assert surveyed.count is None  # somebody said so
+    is_kept = surveyed.sifted.is_kept
+    assert is_kept.shape == labels.shape
+    assert is_kept[labels < 4].float().mean() < 0.1
+    assert is_kept[labels >= 4].float().mean() > 0.9
+    assert surveyed.sifted.known_share == pytest.approx(4 / 6, abs=0.2)
+    assert torch.equal(images, before)
+
+    alone = discover(known_model, images[is_kept], method, short)
+    assert fingerprint(found) == fingerprint(alone)
+    whole = discover(known_model, images, method, short)
+    assert fingerprint(found) != fingerprint(whole)
+
+
+def test_what_is_left_out_follows_from_the_seed(
+    known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+
+    def listening(model: Model, images: Tensor, *, seed: int) -> Sifted:
+        seeds.append(seed)
+        return sift(model, images, seed=seed)
+
+    monkeypatch.setattr("ncdwf.learning.discovery.sift", listening)
+    discover(known_model, tiny_pictures(5, seed=5)[0], method, replace(mixed(short), seed=7))
+    assert seeds == [7]
+
+
+def test_of_a_novel_pool_nothing_is_left_out(
+    known_model: Model, method: Method, short: Config
+) -> None:
+    heard: list[Surveyed] = []
+    images, _ = tiny_pictures(5, seed=5)
+    found = discover(known_model, images, method, short, surveyed=heard.append)
+    assert heard == [Surveyed(sifted=None, count=None)]
+    assert fingerprint(found) == fingerprint(discover(known_model, images, method, short))
+
+
+def test_a_mixed_pool_with_too_few_novel_pictures_is_refused(
+    known_model: Model, method: Method, short: Config
+) -> None:
+    images, labels = tiny_pictures(100, seed=5)
+    chosen = torch.cat([torch.nonzero(labels < 4), torch.nonzero(labels >= 4)[:20]]).flatten()
+    with pytest.raises(InputError) as caught:
+        discover(known_model, images[chosen], method, mixed(short, num_novel=200))
+    assert re.fullmatch(
+        r"\d\d pictures of the pool look novel; 200 novel classes cannot be found among them",
+        str(caught.value),
+    )
+    # As many classes can be found in the same pool if all of it is novel.
+    few = replace(short, discovery=replace(short.discovery, num_novel=200))
+    assert discover(known_model, images[chosen], method, few).num_novel == 200
+
+
+def test_a_mixed_pool_without_novel_pictures_is_refused(
+    known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(model: Model, images: Tensor, *, seed: int) -> Sifted:
+        return Sifted(torch.zeros(len(images), dtype=torch.bool), 1.0)
+
+    monkeypatch.setattr("ncdwf.learning.discovery.sift", nothing)
+    with pytest.raises(InputError, match="none of the pool's 30 pictures looks novel"):
+        discover(known_model, tiny_pictures(5, seed=5)[0], method, mixed(short))
+
+
+def test_to_a_later_round_the_classes_of_the_earlier_ones_are_known(
+    found_model: Model, method: Method, short: Config
+) -> None:
+    heard: list[Surveyed] = []
+    images, labels = tiny_pictures(100, seed=5)
+    # A pattern that no class has.
+    novel = torch.zeros_like(images[:100])
+    novel[:, :, ::2] = 255
+    noise = torch.randint(0, 30, novel.shape, generator=torch.Generator().manual_seed(0))
+    pool = torch.cat([images[labels >= 4], (novel // 2 + noise).to(torch.uint8)])
+    discover(found_model, pool, method, mixed(short, num_novel=1), surveyed=heard.append)
+    assert heard[0].sifted is not None
+    is_kept = heard[0].sifted.is_kept
+    assert is_kept[200:].float().mean() > 0.8
+    assert is_kept[:200].float().mean() < 0.5
+
+
 def test_a_model_that_has_discovered_begins_another_round(
     found_model: Model, split: Split, method: Method, config: Config
 ) -> None:
-    again = discover(found_model, split.novel_images, method, config)
+    again = discover(found_model, split.pool_images, method, config)
     assert (
         again.known_names
         == found_model.class_names
@@ -205,7 +312,7 @@ def test_the_pool_leaves_the_statistics_of_the_novel_classes(
     """Few pictures lie between two classes here, so degrees say the same as first choices."""
     statistics = found_model.novel_statistics
     assert statistics is not None
-    features = found_model.features(split.novel_images)
+    features = found_model.features(split.pool_images)
     chosen = found_model.outputs(features).novel_logits[int(found_model.best_head)].argmax(1)
     assert torch.equal(statistics.counts, torch.bincount(chosen, minlength=2))
     for label in range(2):
@@ -234,7 +341,7 @@ def test_the_best_head_answers(
     for seed in range(4):
         history: History = []
         config = replace(short, seed=seed)
-        found = discover(known_model, split.novel_images, method, config, history=history)
+        found = discover(known_model, split.pool_images, method, config, history=history)
         last = [epoch for epoch in history if epoch.phase == "discovery"][-1]
         losses = cast(list[float], last.terms["cluster"])
         assert int(found.best_head) == losses.index(min(losses))
@@ -247,7 +354,7 @@ def test_a_method_from_outside_the_package_works(
 ) -> None:
     assert LwF.__name__ not in {kind.__name__ for kind in METHODS.values()}
     before = fingerprint(known_model)
-    found = discover(known_model, split.novel_images, LwF(weight_distill=1.0), config)
+    found = discover(known_model, split.pool_images, LwF(weight_distill=1.0), config)
     assert fingerprint(known_model) == before
     assert found.identifier is None
     scores, _ = evaluate(found, split, known_model)
@@ -261,7 +368,7 @@ def test_a_method_from_outside_the_package_works(
 def test_an_own_method_is_saved_and_loaded_like_any(
     tmp_path: Path, known_model: Model, split: Split, short: Config
 ) -> None:
-    found = discover(known_model, split.novel_images, LwF(), short)
+    found = discover(known_model, split.pool_images, LwF(), short)
     found.save(tmp_path)
     loaded = Model.load(tmp_path)
     answers = [m.predict(split.test_images) for m in (found, loaded)]
@@ -300,8 +407,8 @@ def test_a_backbone_with_rate_0_stays_and_the_new_heads_learn(
 ) -> None:
     config = replace(short, discovery=replace(short.discovery, backbone_rate=0.0))
     method = make_method({"name": "uno"})
-    model = discover(known_model, split.novel_images, method, config)
-    freed = discover(known_model, split.novel_images, method, short)
+    model = discover(known_model, split.pool_images, method, config)
+    freed = discover(known_model, split.pool_images, method, short)
     for name, before in known_model.backbone.named_parameters():
         assert torch.equal(model.backbone.get_parameter(name), before)
     assert model.novel_head is not None
@@ -332,7 +439,7 @@ def test_views_reach_the_method_augmented_and_in_number(
             return LwF.loss(self, model, views, state, progress, noise)
 
     config = replace(short, discovery=replace(short.discovery, num_large=3))
-    discover(known_model, split.novel_images, Watcher(), config)
+    discover(known_model, split.pool_images, Watcher(), config)
     assert [tuple(views.shape) for views in seen] == [(3, 32, 1, 16, 16)] * 4
     assert not torch.equal(seen[0][0], seen[0][1])
     assert seen_small == [None] * 4
@@ -342,7 +449,7 @@ def test_views_reach_the_method_augmented_and_in_number(
     seen_small.clear()
     part = View(size=5, resized=1.0)
     config = replace(short, discovery=replace(short.discovery, small=part, num_small=2))
-    discover(known_model, split.novel_images, Watcher(), config)
+    discover(known_model, split.pool_images, Watcher(), config)
     assert [tuple(views.shape) for views in seen] == [(2, 32, 1, 16, 16)] * 4
     small = [views for views in seen_small if views is not None]
     assert [tuple(views.shape) for views in small] == [(2, 32, 1, 5, 5)] * 4
@@ -350,7 +457,7 @@ def test_views_reach_the_method_augmented_and_in_number(
 
     seen.clear()
     plain = replace(short, discovery=replace(short.discovery, large=View()))
-    discover(known_model, split.novel_images, Watcher(), plain)
+    discover(known_model, split.pool_images, Watcher(), plain)
     assert torch.equal(seen[0][0], seen[0][1])
 
 
@@ -361,7 +468,7 @@ def test_resuming_changes_nothing(
         history: History = []
         model = discover(
             known_model,
-            split.novel_images,
+            split.pool_images,
             method,
             short,
             checkpoints=checkpoints,

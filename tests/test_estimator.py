@@ -1000,12 +1000,65 @@ def test_what_cannot_be_scored_is_refused_in_one_line(found, name):
 @pytest.mark.parametrize("num_novel", [0, -1, 2.5, 2.0, "2", None, True, float("nan"), [2]])
 def test_novel_classes_are_counted_in_whole_numbers(learnt, num_novel):
     finder = copy.copy(learnt).set_params(num_novel=num_novel)
-    refused(f"num_novel={num_novel!r} should be a whole number from 1 on", finder.discover, POOL)
+    refused(
+        f"num_novel={num_novel!r} should be 'auto' or a whole number from 1 on",
+        finder.discover,
+        POOL,
+    )
 
 
 def test_more_novel_classes_than_rows_are_refused(learnt):
     for num_novel in (31, 10**30):
         refused(f"{num_novel} novel classes", learnt.discover, POOL, num_novel=num_novel)
+
+
+def test_the_number_of_novel_classes_can_be_estimated(learnt):
+    pool, _ = blobs(40, seed=4, classes=(2, 3, 4))
+    finder = copy.copy(learnt).discover(pool, num_novel="auto")
+    count = finder.survey_.count
+    assert (finder.num_novel_, finder.model_.num_novel) == ([count.number], count.number)
+    assert count.low <= count.number == max(count.curve, key=count.curve.get) <= count.high
+    assert abs(count.number - 3) <= 1
+    assert len(finder.classes_) == 2 + count.number
+    assert copy.copy(learnt).discover(POOL).survey_.count is None
+
+
+def test_auto_is_a_parameter_that_is_saved(tmp_path):
+    finder = short("auto").fit(X, Y)
+    finder.discover(blobs(40, seed=4, classes=(2, 3))[0]).save(tmp_path)
+    loaded = NovelClassDiscoverer.load(tmp_path)
+    assert loaded.num_novel == "auto"
+    assert loaded.num_novel_ == finder.num_novel_
+
+
+def test_known_rows_of_a_mixed_pool_are_left_out(learnt):
+    pool, codes = blobs(30, seed=4)
+    finder = short().set_params(settings={**SHORT, **REPLAY, "supervised.optim.epochs": 20})
+    finder.fit(X, Y).discover(pool, pool="mixed")
+    sifted = finder.survey_.sifted
+    kept = sifted.is_kept.numpy()
+    assert kept[codes >= 2].mean() > 0.9
+    assert kept[codes < 2].mean() < 0.2
+    assert 0.3 < sifted.known_share < 0.7
+    assert finder.config_.discovery.pool == "mixed"
+    assert copy.copy(learnt).discover(POOL).survey_.sifted is None
+
+
+def test_a_new_fit_forgets_what_the_last_pool_was_like():
+    finder = short().fit(X, Y).discover(POOL)
+    assert finder.survey_ is not None
+    assert not hasattr(finder.fit(X, Y), "survey_")
+
+
+@pytest.mark.parametrize("pool", ["known", ""])
+def test_a_pool_is_novel_or_mixed(learnt, pool):
+    refused(f"pool={pool!r} should be 'novel' or 'mixed'", learnt.discover, POOL, pool=pool)
+
+
+def test_too_small_a_pool_is_not_counted(learnt):
+    refused(
+        "the classes of 10 pictures cannot be counted", learnt.discover, POOL[:10], num_novel="auto"
+    )
 
 
 BAD_PARAMETERS = [

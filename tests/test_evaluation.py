@@ -29,8 +29,8 @@ def made_split(**changes):
     split = Split(
         known_images=numbered(200, 2),
         known_labels=torch.tensor([0, 1]),
-        novel_images=numbered(100, len(POOL_LABELS)),
-        novel_labels=torch.tensor(POOL_LABELS),
+        pool_images=numbered(100, len(POOL_LABELS)),
+        pool_labels=torch.tensor(POOL_LABELS),
         test_images=numbered(0, len(TEST_LABELS)),
         test_labels=torch.tensor(TEST_LABELS),
         known_names=("a", "b"),
@@ -217,6 +217,39 @@ def test_names_of_clusters_change_no_score(result):
     assert predictions.predicted.tolist() == [0, 3, 1, 2, 2, 2, 0, 3, 3, 2]
 
 
+def test_known_pictures_in_the_pool_have_no_say(result):
+    # The novel head puts pictures of brightness 50 to 57, which are of known classes, into
+    # cluster 0.
+    plain = made_split()
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(0))
+    mixed = made_split(
+        pool_images=torch.cat([plain.pool_images, numbered(50, 8)])[order],
+        pool_labels=torch.cat([plain.pool_labels, torch.tensor([0, 1] * 4)])[order],
+    )
+    scores, predictions = evaluate(scripted(), mixed)
+    assert scores.aware == result[0].aware
+    assert scores.agnostic == result[0].agnostic
+    assert scores.strict == result[0].strict
+    assert scores.per_class == result[0].per_class
+    assert scores.confusion == result[0].confusion
+    assert predictions.strict.tolist() == result[1].strict.tolist()
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 5])
+def test_the_mapping_is_found_on_the_novel_pictures_of_the_pool_alone(num_known):
+    # One novel picture of either class says: cluster 0 is d, 1 is c. Known ones, all in cluster 0
+    # (brightness 50 to 54), come before them.
+    model = scripted(pool_heads=([1, 0, 0, 0, 0], [1, 0, 0, 0, 0]))
+    split = made_split(
+        pool_images=torch.cat([numbered(50, num_known), numbered(100, 2)]),
+        pool_labels=torch.tensor([0] * num_known + [2, 3]),
+    )
+    scores, predictions = evaluate(model, split)
+    assert scores.aware.novel_pool == 100
+    # Routed to novel at 0.6 (1, 3, 4, 5, 7, 8, 9), with the names changed.
+    assert predictions.strict.tolist() == [0, 3, 1, 2, 2, 2, 0, 3, 3, 2]
+
+
 def test_more_clusters_than_classes():
     # Cluster 2 is nobody's: on the pool 0 is c, 1 is d. Everything is routed rightly.
     heads = [[0, 0, 0, 0, 0, 0, 2, 1, 2, 2]] * 2
@@ -302,8 +335,8 @@ def test_rows_without_learning():
     images = values[:, None, None, None].expand(-1, 1, 4, 4).contiguous()
     labels = torch.tensor([2, 2, 2, 3, 3, 3])
     split = made_split(
-        novel_images=images,
-        novel_labels=labels,
+        pool_images=images,
+        pool_labels=labels,
         test_images=torch.cat([numbered(90, 2), images]),
         test_labels=torch.cat([torch.tensor([0, 1]), labels]),
     )
@@ -328,7 +361,7 @@ def test_models_that_do_not_fit_the_split_are_refused():
     with pytest.raises(InputError, match="knows 3 classes, the setting has 2"):
         evaluate(three, made_split())
     split = made_split()
-    names = ("known_images", "novel_images", "test_images")
+    names = ("known_images", "pool_images", "test_images")
     taller = {name: getattr(split, name)[:, :, [0, 0, 1, 2, 3]] for name in names}
     with pytest.raises(InputError, match="this model reads"):
         evaluate(real_model(), dataclasses.replace(split, **taller))

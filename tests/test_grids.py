@@ -4,8 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from ncdwf.data.setting import Setting
 from ncdwf.results.experiment import config_record, is_record_of, variant
-from ncdwf.results.grids import CIFAR_SETTINGS, GRIDS, MAIN, MATURITY, Cell, Grid, Variant
+from ncdwf.results.grids import (
+    CIFAR_SETTINGS,
+    GRIDS,
+    MAIN,
+    MATURITY,
+    ONE_ROUND,
+    TWO_ROUNDS,
+    Cell,
+    Grid,
+    Variant,
+)
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -62,6 +73,32 @@ def test_runs_with_one_supervised_phase_follow_each_other() -> None:
         ("b", 1, "y"),
     ]
     assert [cell.seed for cell in grid.row("a", grid.variants[1])] == [1]
+
+
+def test_mixed_pools_are_run_with_and_without_sifting() -> None:
+    for cell in GRIDS["mixed"].cells():
+        assert cell.config.discovery.pool == ("mixed" if cell.variant.name == "sifted" else "novel")
+    shares = {Setting.parse(name).known_share for name in GRIDS["mixed"].settings}
+    assert shares == {0, 25, 50, 75}
+
+
+def test_long_tails_are_run_with_and_without_a_relaxed_marginal() -> None:
+    for cell in GRIDS["imbalance"].cells():
+        balance = cell.config.method["clustering"]["balance"]
+        assert (balance < 1) == (cell.variant.name == "relaxed")
+    degrees = [Setting.parse(name).imbalance for name in GRIDS["imbalance"].settings]
+    assert degrees == [1, 10, 100]
+    # Without a tail the main run is that of the main table.
+    assert next(GRIDS["imbalance"].cells()) in list(GRIDS["main"].cells())
+
+
+def test_one_round_has_the_classes_of_two() -> None:
+    cells = list(GRIDS["rounds"].cells())
+    assert cells == [TWO_ROUNDS, ONE_ROUND]
+    two, one = (Setting.parse(cell.setting) for cell in cells)
+    assert two.known_classes == one.known_classes
+    assert len(one.novel_classes) == 2 * len(two.novel_classes)
+    assert two.labelled_name == one.labelled_name  # and so one supervised phase
 
 
 def test_snapshots_are_kept_of_one_run_and_do_not_make_it_another() -> None:

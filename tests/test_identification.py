@@ -358,7 +358,7 @@ def layers(model):
 
 
 def test_every_tenth_picture_of_the_pool_has_no_part_in_the_fit(known_model, split):
-    images = split.novel_images
+    images = split.pool_images
     poisoned, other = images.clone(), images.clone()
     poisoned[::10] = 255 - poisoned[::10]
     other[11] = 255 - other[11]
@@ -371,8 +371,8 @@ def test_every_tenth_picture_of_the_pool_has_no_part_in_the_fit(known_model, spl
 
 @pytest.mark.parametrize("tau", ["calibrated", 0.4])
 def test_settling_sets_both_thresholds(known_model, split, tau):
-    model = settled(known_model, split.novel_images, tau=tau)
-    unseen = model.identifier.novelty(model.features(split.novel_images[::10]))
+    model = settled(known_model, split.pool_images, tau=tau)
+    unseen = model.identifier.novelty(model.features(split.pool_images[::10]))
     expected = np.quantile(unseen.detach().numpy(), 0.25)
     assert float(model.identifier.calibrated_tau) == pytest.approx(expected, rel=1e-9)
     assert model.tau == (float(model.identifier.calibrated_tau) if tau == "calibrated" else tau)
@@ -381,7 +381,7 @@ def test_settling_sets_both_thresholds(known_model, split, tau):
 def test_settling_adds_its_epochs_to_the_history(known_model, split):
     before = fit_identifier(identifier(), memory(), pool(), SETTLE, seed=0)
     history = list(before)
-    settled(known_model, split.novel_images, history)
+    settled(known_model, split.pool_images, history)
     assert history[:3] == before
     assert [(epoch.phase, epoch.epoch) for epoch in history[3:]] == [
         ("identifier", epoch) for epoch in range(3)
@@ -391,10 +391,10 @@ def test_settling_adds_its_epochs_to_the_history(known_model, split):
 def test_settling_sharpens_on_the_scale_of_unseen_pictures(known_model, split, monkeypatch):
     seen = []
     monkeypatch.setattr(identification, "sharpen", lambda *arguments: seen.append(arguments))
-    model = settled(known_model, split.novel_images)
+    model = settled(known_model, split.pool_images)
     ((sharpened_one, latents, features),) = seen
     assert sharpened_one is model.identifier
-    assert torch.equal(features, model.features(split.novel_images)[::10])
+    assert torch.equal(features, model.features(split.pool_images)[::10])
     assert latents.shape == features.shape  # both kinds weigh the same
     # Latents point where the known classes are.
     cosines = F.normalize(latents) @ F.normalize(model.statistics.means).T
@@ -405,7 +405,7 @@ def test_an_identifier_that_was_trained_before_gets_thresholds_and_nothing_else(
     history = []
     shape = NovelHead(num_novel=2, num_heads=1, num_hidden=4, num_projected=4)
     fresh = known_model.with_novel(shape, identifier=True, seed=0)
-    model = settled(known_model, split.novel_images, history, optim=None)
+    model = settled(known_model, split.pool_images, history, optim=None)
     for left, right in zip(
         fresh.identifier.parameters(), model.identifier.parameters(), strict=True
     ):
@@ -415,11 +415,11 @@ def test_an_identifier_that_was_trained_before_gets_thresholds_and_nothing_else(
 
 
 def test_settling_follows_from_the_seed(known_model, split):
-    first, again, other = (settled(known_model, split.novel_images, seed=s) for s in (0, 0, 1))
+    first, again, other = (settled(known_model, split.pool_images, seed=s) for s in (0, 0, 1))
     assert first.tau == again.tau != other.tau
 
 
 @pytest.mark.parametrize("num_images", [1, 2, 11])
 def test_settling_takes_a_pool_of_any_size(known_model, split, num_images):
-    model = settled(known_model, split.novel_images[:num_images])
+    model = settled(known_model, split.pool_images[:num_images])
     assert 0 < model.tau < 1

@@ -9,9 +9,9 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from ncdwf.errors import InputError
+from ncdwf.learning import kmeans as module
+from ncdwf.learning.kmeans import kmeans, nearest
 from ncdwf.noise import generator
-from ncdwf.results import kmeans as module
-from ncdwf.results.kmeans import kmeans, nearest
 
 
 def blobs(num: int = 6, per_blob: int = 40, spread: float = 0.3) -> tuple[Tensor, Tensor]:

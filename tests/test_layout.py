@@ -12,6 +12,7 @@ from conftest import shorter
 import ncdwf
 from ncdwf.recipes import PASSES, recipe
 from ncdwf.results.benchmark import read_lines
+from ncdwf.results.observations import read
 from ncdwf.results.tables import blocks, fill
 
 ROOT = Path(__file__).parent.parent
@@ -121,7 +122,8 @@ def test_the_walk_through_runs_from_top_to_bottom(
 def test_tables_are_those_of_the_results_file(name: str) -> None:
     text = (ROOT / name).read_text()
     assert "<!-- generated:" in text
-    assert fill(text, blocks(read_lines(ROOT / "results" / "runs.jsonl"))) == text
+    lines, observed = read_lines(ROOT / "results" / "runs.jsonl"), read(ROOT / "results")
+    assert fill(text, blocks(lines, observed)) == text
 
 
 def test_links_between_documents_lead_somewhere() -> None:

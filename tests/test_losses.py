@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -63,6 +64,86 @@ def test_assignments_agree_with_plain_matrix_scaling():
         table /= table.sum(0, keepdims=True)
         table /= table.sum(1, keepdims=True)
     assert np.allclose(sinkhorn(logits), table, atol=1e-5)
+
+
+def plain_sinkhorn(logits, num_iterations=3):
+    """Return assignments as they were before there was a balance, operation by operation."""
+    log_assignments = logits / 0.05
+    for _ in range(num_iterations):
+        log_assignments = log_assignments - log_assignments.logsumexp(dim=-2, keepdim=True)
+        log_assignments = log_assignments - log_assignments.logsumexp(dim=-1, keepdim=True)
+    return log_assignments.exp()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 10, 1e30])
+def test_full_balance_is_the_plain_algorithm_bit_by_bit(scale):
+    logits = scale * normal(2, 3, 9, 4)
+    assert torch.equal(sinkhorn(logits), plain_sinkhorn(logits))
+    assert torch.equal(sinkhorn(logits, balance=1.0), plain_sinkhorn(logits))
+
+
+@pytest.mark.parametrize("num_iterations", [1, 3, 50])
+def test_without_balance_every_image_chooses_alone(num_iterations):
+    logits = 0.2 * normal(2, 9, 4)
+    assignments = sinkhorn(logits, balance=0.0, num_iterations=num_iterations)
+    assert torch.allclose(assignments, (logits / 0.05).softmax(-1), atol=1e-6)
+
+
+def test_one_iteration_with_half_the_balance_by_hand():
+    # exp(logits/ε) = [[1, 2], [3, 7]]; columns divided by the roots of 4 and 9: [[1/2, 2/3],
+    # [3/2, 7/3]]; rows to 1.
+    logits = 0.05 * torch.tensor([[1.0, 2.0], [3.0, 7.0]]).log()
+    expected = torch.tensor([[3 / 7, 4 / 7], [9 / 23, 14 / 23]])
+    assert torch.allclose(sinkhorn(logits, num_iterations=1, balance=0.5), expected, atol=1e-6)
+
+
+def uneven(num_images=40):
+    """Return cosines of images of which three quarters belong to the first of three clusters."""
+    labels = torch.tensor([0] * 30 + [1] * 7 + [2] * 3)[:num_images]
+    return 0.2 * F.one_hot(labels, 3) + 0.05 * normal(num_images, 3)
+
+
+@pytest.mark.parametrize("num_iterations", [3, 300])
+def test_less_balance_lets_cluster_sizes_differ_more(num_iterations):
+    differences = []
+    for balance in (0.0, 0.25, 0.5, 0.75, 1.0):
+        assignments = sinkhorn(uneven(), balance=balance, num_iterations=num_iterations)
+        assert torch.allclose(assignments.sum(-1), torch.ones(40), atol=1e-5)
+        sizes = assignments.sum(0)
+        differences.append(float(sizes.max() - sizes.min()))
+    for more, less in itertools.pairwise(differences):
+        assert more > less + 0.5
+
+
+@pytest.mark.parametrize("balance", [0.2, 0.5, 0.9])
+def test_relaxed_shares_are_those_of_optimal_transport_with_a_divergence(balance):
+    # The least of <C, P> + ε KL + λ KL(shares, equal shares) over P with rows of 1, found by
+    # gradient descent; balance = λ / (λ + ε).
+    logits, epsilon = uneven().double(), 0.05
+    penalty = epsilon * balance / (1 - balance)
+    free = torch.zeros_like(logits, requires_grad=True)
+    descent = torch.optim.LBFGS([free], max_iter=500, line_search_fn="strong_wolfe")
+
+    def objective():
+        descent.zero_grad()
+        table = free.softmax(1)
+        sizes = table.sum(0)
+        entropy = (table * table.log()).sum()
+        divergence = (sizes * (sizes / len(table) * 3).log()).sum()
+        total = -(logits * table).sum() + epsilon * entropy + penalty * divergence
+        total.backward()
+        return total
+
+    descent.step(objective)
+    got = sinkhorn(logits.float(), balance=balance, num_iterations=300)
+    assert torch.allclose(got, free.softmax(1).float(), atol=1e-3)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5])
+def test_no_logit_is_too_large_for_relaxed_shares(balance):
+    logits = 1e30 * torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]])
+    assignments = sinkhorn(logits, balance=balance)
+    assert torch.allclose(assignments.sum(1), torch.ones(3))
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])
@@ -147,6 +228,17 @@ def test_self_labelling_is_swapped_prediction_by_one_concatenated_softmax(num_ot
         assignments = torch.stack([sinkhorn(cosines[head, view]) for view in range(2)])
         expected = swapped_prediction(log_probs[None], assignments[None])
         assert got[head].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_self_labelling_takes_assignments_of_the_balance_asked_for(balance):
+    cosines = uneven()[None, None] + 0.02 * normal(1, 2, 40, 3, seed=1)
+    got = self_labelling(cosines, num_large=2, temperature=0.2, balance=balance)
+    assignments = sinkhorn(cosines, balance=balance)
+    expected = swapped_prediction((cosines / 0.2).log_softmax(-1), assignments)
+    assert got.item() == pytest.approx(expected.item(), rel=1e-5)
+    if balance < 1:  # and that is another loss
+        assert got.item() != self_labelling(cosines, num_large=2, temperature=0.2).item()
 
 
 def test_assignments_do_not_depend_on_the_temperature_or_on_other_classes():

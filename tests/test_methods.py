@@ -57,7 +57,7 @@ def discovered(
             history: History = []
             method = make_method({"name": name, **fields_of(name, TINY_METHOD)})
             start = time.monotonic()
-            model = discover(known_model, split.novel_images, method, config, history=history)
+            model = discover(known_model, split.pool_images, method, config, history=history)
             self[name] = (model, history, time.monotonic() - start)
             return self[name]
 
@@ -70,7 +70,7 @@ def make_views(split: Split, config: Config, num_small: int = 0, small_seed: int
     def some(view: View, count: int, *position: str | int) -> Tensor:
         wanted = {"views": Draw(kind="uniform", shape=(count, 16, num_draws(view)))}
         noise = draw(wanted, 1, generator(0, *position))["views"][0]
-        return augment_views(split.novel_images[:16], view, noise)
+        return augment_views(split.pool_images[:16], view, noise)
 
     large = some(config.discovery.large, 2, "large")
     if num_small == 0:
@@ -171,7 +171,7 @@ def test_same_seed_same_weights_and_other_seed_others(
     short = shorter(config)
     prints = [
         fingerprint(
-            discover(known_model, split.novel_images, small(name), replace(short, seed=seed))
+            discover(known_model, split.pool_images, small(name), replace(short, seed=seed))
         )
         for seed in (0, 0, 1)
     ]
@@ -258,7 +258,7 @@ def short_discovery(
 ) -> tuple[Model, History]:
     history: History = []
     method = small("ncdwf", **changes)
-    model = discover(known, split.novel_images, method, shorter(config), history=history)
+    model = discover(known, split.pool_images, method, shorter(config), history=history)
     return model, history
 
 
@@ -440,7 +440,7 @@ def test_in_uno_every_known_class_is_pushed_away_by_the_joint_softmax(
     assert (gradient.abs().amax(1) > 0).all()
     # The share of the known classes in the softmax is all that pulls on them: a step down the
     # gradient lowers every known logit of the pool on average.
-    features = model.features(split.novel_images[:16])
+    features = model.features(split.pool_images[:16])
     with torch.no_grad():
         old = model.known_head(features)
         model.known_head.prototypes -= 1e-3 * gradient / gradient.norm()

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import types
 
 import numpy as np
@@ -947,3 +948,21 @@ def test_what_outlives_the_pool_is_told_and_fits_what_outlives_the_labelled_data
 def test_impossible_shapes_are_refused(kind, name, value):
     with pytest.raises(InputError, match=re.escape(f"{name}={value}")):
         dataclasses.replace(kind, **{name: value})
+
+
+def test_a_model_of_full_size_is_little_more_than_its_numbers_and_loads_fast(tmp_path):
+    shape = dataclasses.replace(SHAPE, backbone="resnet18", input_shape=(3, 32, 32), num_known=80)
+    model = Model.create(shape, tuple(map(str, range(80))), seed=0)
+    model = model.with_novel(
+        NovelHead(num_novel=20, num_heads=4, num_hidden=2048, num_projected=256),
+        identifier=True,
+        seed=0,
+    )
+    model.save(tmp_path)
+    numbers = [*model.parameters(), *model.buffers()]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in numbers)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1.1 * needed
+    started = time.perf_counter()
+    loaded = Model.load(tmp_path)
+    assert time.perf_counter() - started < 1
+    assert same_weights(loaded, model)

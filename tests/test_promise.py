@@ -67,7 +67,7 @@ def test_labelled_tensors_may_be_overwritten_and_deleted_before_discovery(
     short = shorter(config)
     method = make_method(short.method)
     images, labels = labelled()
-    untouched = discover(learn_known(images, labels, short), split.novel_images, method, short)
+    untouched = discover(learn_known(images, labels, short), split.pool_images, method, short)
 
     images, labels = labelled()
     watched = weakref.ref(images), weakref.ref(labels)
@@ -78,11 +78,11 @@ def test_labelled_tensors_may_be_overwritten_and_deleted_before_discovery(
     gc.collect()
     assert watched[0]() is None
     assert watched[1]() is None
-    found = discover(model, split.novel_images, method, short)
+    found = discover(model, split.pool_images, method, short)
     assert fingerprint(found) == fingerprint(untouched)
 
     # The control: what discovery does get, it uses.
-    pool = split.novel_images.clone()
+    pool = split.pool_images.clone()
     pool[0] = 255 - pool[0]
     assert fingerprint(discover(model, pool, method, short)) != fingerprint(untouched)
 
@@ -142,8 +142,8 @@ digits.train_test_split = lambda indices, *, stratify, **rest: train_test_split(
 )
 
 false = Setting.parse("digits-5-5").load()
-assert false.novel_images.equal(honest.novel_images)
-assert not false.novel_labels.equal(honest.novel_labels)
+assert false.pool_images.equal(honest.pool_images)
+assert not false.pool_labels.equal(honest.pool_labels)
 assert not (false.known_images == honest.known_images).flatten(1).all(1).any()
 
 from ncdwf.cli import main
@@ -178,7 +178,7 @@ def test_discovery_in_another_process_neither_needs_known_pictures_nor_labels(
             discover,
             {
                 *("model", "images", "method", "config"),
-                *("checkpoints", "progress", "history", "snapshot"),
+                *("checkpoints", "progress", "history", "snapshot", "surveyed"),
             },
         ),
         (Method.prepare, {"self", "model", "num_novel", "seed"}),
@@ -228,7 +228,7 @@ def test_saved_models_hold_no_picture_and_nothing_of_the_size_of_the_labelled_da
     short = shorter(config)
     images, labels = labelled()
     known = learn_known(images, labels, short)
-    found = discover(known, split.novel_images, make_method(short.method), short)
+    found = discover(known, split.pool_images, make_method(short.method), short)
     for name, model in (("known", known), ("found", found)):
         model.save(tmp_path / name)
         for holding in Model.load(tmp_path / name).holdings():

@@ -74,6 +74,7 @@ def test_cifar_follows_the_schedules_and_views_of_uno(setting, method):
         "num_projected": 256,
         "overclustering": 3,
         "temperature": 0.1,
+        "balance": 1.0,
     }
 
 
@@ -86,6 +87,15 @@ def test_the_learning_rate_of_uno_on_cifar_is_the_published_one():
 def test_gradients_are_clipped_where_norms_are_held(method):
     optim = recipe("cifar100-80-20", method).discovery.optim
     assert optim.clip_norm == (0 if method == "uno" else 1)
+
+
+@every_method
+@pytest.mark.parametrize("setting", ["digits-5-5", "digits-5-5-proxy-2-3", "cifar100-80-20"])
+@pytest.mark.parametrize("pool", ["mixed-50", "imbalance-10"])
+def test_a_setting_with_another_pool_has_the_same_recipe(setting, pool, method):
+    config = recipe(f"{setting}-{pool}", method)
+    assert config.setting == f"{setting}-{pool}"
+    assert replace(config, setting=setting) == recipe(setting, method)
 
 
 @pytest.mark.parametrize("name", ["nothing-5-5", "digits", "digits-5-5 ", "digits-5", ""])

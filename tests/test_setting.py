@@ -22,6 +22,10 @@ from ncdwf.errors import InputError
         ("cifar100-80-20", range(80), range(80, 100), False),
         ("digits-5-5-proxy-2-3", range(2), range(2, 5), True),
         ("cifar100-80-20-proxy-60-20", range(60), range(60, 80), True),
+        ("digits-5-5-mixed-50", range(5), range(5, 10), False),
+        ("digits-5-5-imbalance-10", range(5), range(5, 10), False),
+        ("digits-5-5-proxy-2-3-mixed-0", range(2), range(2, 5), True),
+        ("digits-5-5-proxy-2-3-imbalance-100", range(2), range(2, 5), True),
     ],
 )
 def test_a_name_says_which_classes_are_known(name, known, novel, is_proxy):
@@ -31,6 +35,58 @@ def test_a_name_says_which_classes_are_known(name, known, novel, is_proxy):
     assert setting.known_classes == tuple(known)
     assert setting.novel_classes == tuple(novel)
     assert setting.is_proxy is is_proxy
+
+
+@pytest.mark.parametrize(
+    ("name", "known_share", "imbalance"),
+    [
+        ("digits-5-5", None, 1),
+        ("digits-5-5-mixed-0", 0, 1),
+        ("digits-5-5-mixed-75", 75, 1),
+        ("digits-5-5-proxy-2-3-mixed-25", 25, 1),
+        ("digits-5-5-imbalance-1", None, 1),
+        ("cifar100-80-20-imbalance-100", None, 100),
+    ],
+)
+def test_a_name_says_what_the_pool_holds(name, known_share, imbalance):
+    setting = Setting.parse(name)
+    assert (setting.known_share, setting.imbalance) == (known_share, imbalance)
+
+
+@pytest.mark.parametrize(
+    ("name", "labelled"),
+    [
+        ("digits-5-5", "digits-5"),
+        ("digits-5-2", "digits-5"),
+        ("digits-5-5-imbalance-10", "digits-5"),
+        ("digits-5-5-mixed-0", "digits-5-mixed"),
+        ("digits-5-5-mixed-75", "digits-5-mixed"),
+        ("digits-6-4", "digits-6"),
+        ("digits-7-3-proxy-5-2", "digits-5-proxy"),
+        ("digits-7-3-proxy-5-2-imbalance-10", "digits-5-proxy"),
+        ("digits-7-3-proxy-5-2-mixed-25", "digits-5-proxy-mixed"),
+        ("cifar10-5-5", "cifar10-5"),
+    ],
+)
+def test_the_labelled_data_has_a_name(name, labelled):
+    assert Setting.parse(name).labelled_name == labelled
+
+
+def test_settings_have_one_name_for_labelled_data_where_it_is_the_same():
+    names = [
+        f"digits-{classes}{pool}"
+        for classes in ("5-5", "5-2", "6-4", "8-2-proxy-5-2", "7-3-proxy-5-1")
+        for pool in ("", "-imbalance-4", "-mixed-0", "-mixed-60")
+    ]
+    settings = [Setting.parse(name) for name in names]
+    data = [
+        (split.known_images.numpy().tobytes(), split.known_labels.numpy().tobytes())
+        for split in (setting.load() for setting in settings)
+    ]
+    for i, setting in enumerate(settings):
+        for j, other in enumerate(settings):
+            is_same = setting.labelled_name == other.labelled_name
+            assert (data[i] == data[j]) == is_same, (names[i], names[j])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -58,11 +114,23 @@ def test_every_listed_setting_parses(name):
         ("digits-1-5", "needs 2 or more known and 1 or more novel"),
         ("digits-5-0", "needs 2 or more known and 1 or more novel"),
         ("digits-5-5-proxy-5-0", "needs 2 or more known and 1 or more novel"),
+        ("digits-5-5-mixed", "unknown setting"),
+        ("digits-5-5-mixed-", "unknown setting"),
+        ("digits-5-5-mixed--1", "unknown setting"),
+        ("digits-5-5-mixed-0.5", "unknown setting"),
+        ("digits-5-5-mixed-50-proxy-2-3", "unknown setting"),
+        ("digits-5-5-mixed-50-imbalance-10", "unknown setting"),
+        ("digits-5-5-imbalance-10000", "unknown setting"),
+        ("digits-5-5-mixed-76", "'digits-5-5-mixed-76': up to 75 percent can be known"),
+        ("digits-5-5-mixed-100", "up to 75 percent can be known"),
+        ("digits-5-5-imbalance-0", "'digits-5-5-imbalance-0': an imbalance is 1 or more"),
+        ("digits-1-5-mixed-50", "needs 2 or more known and 1 or more novel"),
     ],
 )
 def test_names_that_make_no_setting_are_refused(name, message):
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         Setting.parse(name)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["cifar10-5-5", "cifar100-80-20", "imagenet-882-30"])
@@ -130,8 +198,8 @@ def test_a_split_divides_pictures_by_class(monkeypatch):
     split = Setting.parse("toy-2-2").load()
     assert split.known_images.flatten().tolist() == [1, 3, 5]
     assert split.known_labels.tolist() == [0, 1, 0]
-    assert split.novel_images.flatten().tolist() == [0, 4]
-    assert split.novel_labels.tolist() == [3, 2]
+    assert split.pool_images.flatten().tolist() == [0, 4]
+    assert split.pool_labels.tolist() == [3, 2]
     assert split.test_images.flatten().tolist() == [7, 8, 9, 10]  # class 4 is in neither group
     assert split.test_labels.tolist() == [3, 2, 1, 0]
     assert (split.known_names, split.novel_names) == (("a", "b"), ("c", "d"))
@@ -143,7 +211,7 @@ def test_a_split_counts_novel_classes_after_the_known_ones(monkeypatch):
     setting = Setting(name="toy", data="toy", known_classes=(4, 0), novel_classes=(2,))
     split = setting.load()
     assert split.known_labels.tolist() == [0, 1]
-    assert split.novel_labels.tolist() == [2]
+    assert split.pool_labels.tolist() == [2]
     assert split.test_labels.tolist() == [0, 2]
     assert split.known_names == ("e", "a")
 
@@ -152,13 +220,126 @@ def test_a_proxy_never_sees_novel_classes_or_test_pictures(monkeypatch):
     labels = [0, 1, 2, 3, 4] * 20
     monkeypatch.setitem(DATA_SETS, "toy", made_up(labels, [0, 1, 2, 3, 4]))
     split = Setting.parse("toy-4-1-proxy-2-2").load()
-    images = [split.known_images, split.novel_images, split.test_images]
+    images = [split.known_images, split.pool_images, split.test_images]
     values = torch.cat(images).flatten().tolist()
     # All 20 pictures of each of the 4 known classes, each once; no test picture (100 and more).
     assert sorted(values) == [i for i in range(100) if labels[i] < 4]
     assert torch.bincount(split.test_labels).tolist() == [2, 2, 2, 2]  # a tenth
     of_test = [labels[value] for value in split.test_images.flatten().tolist()]
     assert of_test == split.test_labels.tolist()
+
+
+def values(images):
+    """Return what tells the pictures of a made-up data set from each other."""
+    return images.flatten().tolist()
+
+
+def toy_split(name, monkeypatch, per_class=40):
+    """Return the split of a data set of five classes; the class of picture n is n modulo 5."""
+    data = made_up([0, 1, 2, 3, 4] * per_class, [0, 1, 2, 3, 4])
+    monkeypatch.setitem(DATA_SETS, "toy", data)
+    return Setting.parse(name).load()
+
+
+@pytest.mark.parametrize("share", [0, 25, 50, 60, 75])
+def test_a_mixed_pool_has_its_share_of_known_pictures(monkeypatch, share):
+    split = toy_split(f"toy-3-2-mixed-{share}", monkeypatch)
+    # 40 pictures a class: 16 of each of the 3 known ones are held out, and a third of these 48
+    # is how many novel ones the pool holds.
+    assert torch.bincount(split.known_labels).tolist() == [24, 24, 24]
+    is_known = split.pool_labels < 3
+    assert int((~is_known).sum()) == 16
+    assert int(is_known.sum()) == 16 * share // (100 - share)
+    assert float(is_known.float().mean()) == pytest.approx(share / 100, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["toy-3-2", "toy-4-1-proxy-3-1"])
+def test_mixed_pools_differ_in_their_known_pictures_alone(monkeypatch, name):
+    shares = (0, 25, 50, 75)
+    splits = [toy_split(f"{name}-mixed-{share}", monkeypatch) for share in shares]
+    novel = [sorted(values(s.pool_images[s.pool_labels >= 3])) for s in splits]
+    known = [set(values(s.pool_images[s.pool_labels < 3])) for s in splits]
+    for index, split in enumerate(splits):
+        assert split.known_images.equal(splits[0].known_images)
+        assert split.known_labels.equal(splits[0].known_labels)
+        assert split.test_images.equal(splits[0].test_images)
+        assert novel[index] == novel[0] != []
+        assert known[max(index - 1, 0)] <= known[index]
+    assert [len(some) > 0 for some in known] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "name", ["toy-3-2-mixed-75", "toy-4-1-proxy-3-1-mixed-75", "toy-3-2-imbalance-5"]
+)
+def test_no_picture_is_in_two_places_and_labels_stay_with_theirs(monkeypatch, name):
+    split = toy_split(name, monkeypatch)
+    parts = [(split.known_images, split.known_labels), (split.pool_images, split.pool_labels)]
+    if "proxy" in name:  # scored on training pictures, so that these must be others, too
+        parts.append((split.test_images, split.test_labels))
+    together = [value for images, _ in parts for value in values(images)]
+    assert len(set(together)) == len(together)
+    for images, labels in parts:
+        assert [value % 5 for value in values(images)] == labels.tolist()
+
+
+def test_known_pictures_of_a_mixed_pool_are_of_every_known_class(monkeypatch):
+    split = toy_split("toy-3-2-mixed-75", monkeypatch)
+    assert torch.bincount(split.pool_labels)[:3].tolist() == [16, 16, 16]
+    assert set(split.pool_labels.tolist()) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("toy-2-3-imbalance-1", [40, 40, 40]),
+        ("toy-2-3-imbalance-4", [40, 20, 10]),
+        ("toy-2-3-imbalance-9", [40, 13, 4]),  # 40/3, 40/9
+        ("toy-2-3-imbalance-9999", [40, 1, 1]),  # at least one
+        ("toy-3-2-imbalance-4", [40, 10]),
+        ("toy-4-1-imbalance-4", [40]),  # the first is the last
+    ],
+)
+def test_a_long_tail_falls_by_a_constant_factor(monkeypatch, name, counts):
+    split = toy_split(name, monkeypatch)
+    assert torch.bincount(split.pool_labels)[split.num_known :].tolist() == counts
+    assert torch.bincount(split.known_labels).tolist() == [40] * split.num_known
+    assert len(split.test_labels) == 5
+
+
+def test_a_long_tail_is_a_part_of_the_whole_pool_in_its_order(monkeypatch):
+    whole, part = (toy_split(f"toy-3-2{tail}", monkeypatch) for tail in ("", "-imbalance-4"))
+    kept = set(values(part.pool_images))
+    assert values(part.pool_images) == [v for v in values(whole.pool_images) if v in kept]
+    assert part.known_images.equal(whole.known_images)
+    # Which ones are left is drawn: neither the first nor the last of their class.
+    of_tail = [value for value in values(whole.pool_images) if value % 5 == 4]
+    assert not {tuple(of_tail[:10]), tuple(of_tail[-10:])} & {
+        tuple(value for value in of_tail if value in kept)
+    }
+
+
+@pytest.mark.parametrize("name", ["digits-5-5-mixed-50", "digits-5-5-imbalance-10"])
+def test_pools_do_not_depend_on_the_global_random_state(name):
+    first = Setting.parse(name).load()
+    torch.manual_seed(5)
+    again = Setting.parse(name).load()
+    assert first.pool_images.equal(again.pool_images)
+    assert first.pool_labels.equal(again.pool_labels)
+    assert first.known_images.equal(again.known_images)
+
+
+def test_digits_with_other_pools_have_the_sizes_that_the_tables_are_about():
+    plain, mixed, tail = (
+        Setting.parse(f"digits-5-5{pool}").load() for pool in ("", "-mixed-50", "-imbalance-10")
+    )
+    assert (len(plain.known_labels), len(plain.pool_labels)) == (630, 627)
+    assert (len(mixed.known_labels), len(mixed.pool_labels)) == (377, 168)
+    assert int((mixed.pool_labels < 5).sum()) == 84
+    whole = torch.bincount(plain.pool_labels)[5:]
+    counts = torch.bincount(tail.pool_labels)[5:]
+    assert counts.tolist() == sorted(counts.tolist(), reverse=True)
+    assert counts[0] == whole[0]
+    assert counts[4] == round(int(whole[4]) / 10)
 
 
 @settings(max_examples=50, deadline=None)

@@ -37,6 +37,24 @@ def line(cell: Cell, known: float, novel: float) -> Line:
     }
 
 
+def observation(labelled: float, first: float, second: float | None = None) -> dict[str, Any]:
+    """Return made-up accuracies of the classes of each round; strict ones are ten lower."""
+    groups = {"labelled": labelled, "round 1": first}
+    if second is not None:
+        groups["round 2"] = second
+    return {"aware": groups, "strict": {name: value - 10 for name, value in groups.items()}}
+
+
+OBSERVED = {
+    "rounds": {
+        "cell": "a",
+        "round 1": observation(80.0, 70.0),
+        "round 2": observation(75.0, 60.5, 50.0),
+    },
+    "one-round": {"cell": "b", "one round": observation(78.0, 66.0, 64.125)},
+}
+
+
 def row(table: str, first: str, *, after: int = 0) -> list[str]:
     rows = [[cell.strip() for cell in text.split("|")[1:-1]] for text in table.splitlines()]
     found = next(i for i, cells in enumerate(rows) if cells[0] == first)
@@ -54,7 +72,7 @@ def lines() -> list[Line]:
 
 @pytest.fixture(scope="module")
 def found(lines: list[Line]) -> dict[str, str]:
-    return blocks(lines)
+    return blocks(lines, OBSERVED)
 
 
 def test_the_main_table_holds_means_and_the_papers_rows(found: dict[str, str]) -> None:
@@ -120,14 +138,62 @@ def test_digits_tables(found: dict[str, str]) -> None:
     assert row(found["digits-ablation"], "everything")[1] == "82.00 ± 1.58"
 
 
+def test_the_rounds_table_stands_apart_after_each_round(found: dict[str, str]) -> None:
+    table = found["rounds"]
+    assert row(table, "")[1:4] == [
+        *("task-aware: labelled", "task-aware: round 1", "task-aware: round 2")
+    ]
+    assert row(table, "after the first round")[1:] == ["80.00", "70.00", "", "70.00", "60.00", ""]
+    assert row(table, "after the second round")[1:] == [
+        *("75.00", "60.50", "50.00", "65.00", "50.50", "40.00")
+    ]
+    assert row(table, "both pools in one round")[3:5] == ["64.12", "68.00"]
+    assert len(table.splitlines()) == 5  # head, rule and these
+
+
+@pytest.mark.parametrize(
+    ("kept", "first"),
+    [
+        (set(), []),
+        ({"rounds"}, ["after the first round", "after the second round"]),
+        ({"one-round"}, ["both pools in one round"]),
+    ],
+)
+def test_the_rounds_table_leaves_out_what_was_not_observed(
+    kept: set[str], first: list[str]
+) -> None:
+    table = tables.rounds_table({name: OBSERVED[name] for name in kept})
+    titles = [text.split("|")[1].strip() for text in table.splitlines()[2:]]
+    assert titles == first
+
+
+@pytest.mark.parametrize("name", ["mixed", "imbalance"])
+def test_grids_of_several_settings_name_them(name: str) -> None:
+    grid = GRIDS[name]
+    cells = list(grid.cells())
+    # The novel accuracy tells the runs from each other; the last one has not been run.
+    run = [line(cell, 80.0, 10.0 + place) for place, cell in enumerate(cells[:-1])]
+    table = blocks(run, {})[name]
+    rows = [[cell.strip() for cell in text.split("|")[1:-1]] for text in table.splitlines()]
+    assert rows[0][:4] == ["setting", "variant", "aware known", "aware novel"]
+    assert [r[:4] for r in rows[2:]] == [
+        [cell.setting, cell.variant.title, "80.00", f"{10 + place:.2f}"]
+        for place, cell in enumerate(cells[:-1])
+    ]
+
+
+def test_a_grid_of_one_setting_does_not_name_it(found: dict[str, str]) -> None:
+    assert row(found["digits-ablation"], "variant")[1] == "aware known"
+
+
 def test_runs_of_another_configuration_are_left_out(lines: list[Line]) -> None:
     foreign = [{**entry, "config": {**entry["config"], "backbone": "small"}} for entry in lines]
     foreign = [entry for entry in foreign if entry["setting"].startswith("cifar")]
-    assert row(blocks(foreign)["main-aware"], "`ncdwf`")[1:] == ["–"] * 12
+    assert row(blocks(foreign, {})["main-aware"], "`ncdwf`")[1:] == ["–"] * 12
 
 
 def test_every_table_that_can_be_asked_for_is_there() -> None:
-    found = blocks([])
+    found = blocks([], {})
     for name, shown in tables.TABLES.items():
         assert tables.GRID_OF[name] in GRIDS
         assert set(shown) <= set(found)

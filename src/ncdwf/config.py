@@ -16,8 +16,11 @@ from ncdwf.errors import InputError
 SETTING_NAME = re.compile(
     r"(?P<data>[a-z]+[0-9]*)-(?P<known>[0-9]{1,6})-(?P<novel>[0-9]{1,6})"
     r"(?:-proxy-(?P<proxy_known>[0-9]{1,6})-(?P<proxy_novel>[0-9]{1,6}))?"
+    r"(?:-(?P<pool>mixed|imbalance)-(?P<degree>[0-9]{1,4}))?"
 )
-"""`digits-5-5`, or `digits-5-5-proxy-2-3`: 2 + 3 of the 5 known classes, to choose settings on."""
+"""`digits-5-5`; `digits-5-5-proxy-2-3`: 2 + 3 of the 5 known classes, to choose settings on;
+`…-mixed-50`: half of the pool is of known classes; `…-imbalance-10`: its largest class has ten
+times the pictures of its smallest."""
 
 Engine = Literal["auto", "eager", "compiled", "captured"]
 
@@ -141,8 +144,10 @@ class Discovery:
     """The discovery phase: how many classes to look for, in which views of the pool."""
 
     num_novel: int
-    """0: not decided yet; discovery itself needs 1 or more."""
+    """How many novel classes to look for; 0: as many as the pool seems to hold."""
     optim: Optim
+    pool: Literal["novel", "mixed"] = "novel"
+    """Whether all its pictures are of novel classes; in a mixed one, known ones are left out."""
     backbone_rate: float = 1.0
     """How fast the backbone learns, relative to the new heads."""
     large: View = View()

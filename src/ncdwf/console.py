@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ncdwf.config import Config
 from ncdwf.data.decoding import Skipped
+from ncdwf.learning.discovery import Surveyed
 from ncdwf.model.model import Holding
 from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 
@@ -95,6 +96,26 @@ def print_choices(config: Config, phase: str, **counts: int) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def print_survey(found: Surveyed) -> None:
+    """Say what was found out about a pool before discovery."""
+    if found.sifted is not None:
+        kept, total = int(found.sifted.is_kept.sum()), len(found.sifted.is_kept)
+        out.print(
+            f"About {found.sifted.known_share:.0%} of the pool is of known classes: "
+            f"{total - kept:,} of {total:,} pictures are left out.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if found.count is not None:
+        count = found.count
+        out.print(
+            f"The pool seems to hold {count.number} novel classes, between {count.low} and "
+            f"{count.high}. Another choice: --num-novel …",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def print_holdings(title: str, holdings: Sequence[Holding]) -> None:

@@ -30,7 +30,7 @@ from ncdwf.data.xy import (
     with_novel,
 )
 from ncdwf.errors import InputError, first_line, shown
-from ncdwf.learning.discovery import check_method, discover, make_method
+from ncdwf.learning.discovery import Surveyed, check_method, discover, make_method
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
@@ -61,7 +61,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
     a list of paths of pictures, or vectors (`[row, number]`).
 
     Args:
-        num_novel: how many novel classes `discover` looks for.
+        num_novel: how many novel classes `discover` looks for; `auto` estimates it.
         method: how to discover; `ncdwf list` shows the methods.
         backbone: the network: `auto`, a name, `timm:NAME`, or any module of your own.
         image_size: pictures are scaled to this side; `auto` keeps small ones as they are.
@@ -74,6 +74,8 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         named_: which of them somebody has named: by a label, or by `rename`.
         num_known_: how many classes had labels.
         num_novel_: how many were discovered, in each round.
+        survey_: what the last `discover` found out about its pool: `survey_.count` has the number
+            of classes with its interval and curve, `survey_.sifted` which rows were kept.
         model_: what was learnt.
         config_: the configuration that followed from the data.
 
@@ -86,7 +88,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
 
     def __init__(
         self,
-        num_novel: int = 2,
+        num_novel: int | Literal["auto"] = 2,
         *,
         method: str = "ncdwf",
         backbone: str | nn.Module = "auto",
@@ -136,26 +138,42 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
         self.num_known_ = len(classes)
         self.num_novel_: list[int] = []
+        self.__dict__.pop("survey_", None)
         return self
 
-    def discover(self, X: Any, *, num_novel: int | None = None) -> "NovelClassDiscoverer":
+    def discover(
+        self,
+        X: Any,
+        *,
+        num_novel: int | Literal["auto"] | None = None,
+        pool: str = "novel",
+    ) -> "NovelClassDiscoverer":
         """Find novel classes in unlabelled data; those of earlier rounds are known ones by now.
 
         Args:
             X: the pool; no labels, and nothing of earlier rounds.
             num_novel: how many classes to look for, if it is another number than usual.
+            pool: `novel`, or `mixed` if X holds known classes, too: rows that look known are left
+                out then.
         """
         check_is_fitted(self)
         self._check_parameters()
         wanted = self.num_novel if num_novel is None else num_novel
-        require(_is_count(wanted), f"num_novel={shown(wanted)} should be a whole number from 1 on")
+        is_number = _is_one(wanted, "auto") or _is_count(wanted)
+        require(
+            is_number, f"num_novel={shown(wanted)} should be 'auto' or a whole number from 1 on"
+        )
+        require(_is_one(pool, "novel", "mixed"), f"pool={shown(pool)} should be 'novel' or 'mixed'")
         inputs = self._inputs(X)
         base, has_gpu = self._for_method(), self._has_gpu()
-        config = fit_discovery(base, len(inputs), int(wanted), has_gpu=has_gpu)
-        config = self._overridden(config)
+        number = 0 if wanted == "auto" else int(wanted)
+        config = fit_discovery(base, len(inputs), number, has_gpu=has_gpu)
+        config = self._overridden(override(config, f"discovery.pool={pool}"))
         log.info("discovery phase: %s", config.discovery)
-        self.model_ = discover(self.model_, inputs, make_method(config.method), config)
-        self.config_ = config
+        found: list[Surveyed] = []
+        method = make_method(config.method)
+        self.model_ = discover(self.model_, inputs, method, config, surveyed=found.append)
+        self.config_, self.survey_ = config, found[0]
         self.classes_ = with_novel(self.classes_, self.model_.novel_names)
         self.num_novel_ = [*self.num_novel_, self.model_.num_novel]
         unnamed = np.zeros(self.model_.num_novel, dtype=bool)
@@ -365,7 +383,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
 class _Parameters:
     """The parameters of an estimator, as they are saved."""
 
-    num_novel: int
+    num_novel: int | Literal["auto"]
     method: str
     backbone: str
     image_size: int | Literal["auto"]

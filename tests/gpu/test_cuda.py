@@ -36,11 +36,22 @@ def learnt(split: Split) -> Model:
 def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     known = learnt(split)
-    model = discover(known, split.novel_images, make_method(config.method), config)
+    model = discover(known, split.pool_images, make_method(config.method), config)
     assert model.device.type == "cuda"
     scores, _ = evaluate(model, split, known)
     assert scores.aware.known > 95
     assert scores.aware.novel > 95
+
+
+def test_a_saved_model_predicts_the_same_on_both_devices(split: Split, tmp_path: Path) -> None:
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
+    model = discover(learnt(split), split.pool_images, make_method(config.method), config)
+    model.save(tmp_path)
+    host = Model.load(tmp_path).predict(split.test_images)
+    card = Model.load(tmp_path).to("cuda").predict(split.test_images)
+    # TF32 and other orders of summation: close, and no answer changes but at a border.
+    assert (host.novelty - card.novelty).abs().max() < 0.02
+    assert (host.labels == card.labels).float().mean() > 0.99
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -59,7 +70,7 @@ def test_no_step_waits_for_the_device(
 
     monkeypatch.setattr(loop._Training, "step", guarded)
     method = make_method({**config.method, **changes})
-    discover(known, split.novel_images, method, config)
+    discover(known, split.pool_images, method, config)
     assert counted.count("discovery") == 10 * 2
 
 
@@ -70,7 +81,7 @@ def test_a_pool_that_does_not_fit_is_sent_batch_by_batch(
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     history: loop.History = []
     method = make_method(config.method)
-    model = discover(learnt(split), split.novel_images, method, config, history=history)
+    model = discover(learnt(split), split.pool_images, method, config, history=history)
     scores, _ = evaluate(model, split)
     assert scores.aware.novel > 90
 
@@ -79,19 +90,19 @@ def test_a_resumed_run_goes_on_where_it_stopped(split: Split, tmp_path: Path) ->
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     known, method = learnt(split), make_method(config.method)
     whole: loop.History = []
-    discover(known, split.novel_images, method, config, history=whole)
+    discover(known, split.pool_images, method, config, history=whole)
     checkpoints = loop.Checkpoints(tmp_path, seconds=0, fingerprint="x")
     with pytest.raises(Stop):
         discover(
             known,
-            split.novel_images,
+            split.pool_images,
             method,
             config,
             checkpoints=checkpoints,
             progress=StopAfter(7),
         )
     resumed: loop.History = []
-    discover(known, split.novel_images, method, config, checkpoints=checkpoints, history=resumed)
+    discover(known, split.pool_images, method, config, checkpoints=checkpoints, history=resumed)
     # Bits are promised on the CPU; on a GPU atomic additions may differ in the last ones.
     for found, wanted in zip(resumed, whole, strict=True):
         assert (found.phase, found.epoch) == (wanted.phase, wanted.epoch)

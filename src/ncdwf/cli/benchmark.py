@@ -9,7 +9,7 @@ from ncdwf import storage
 from ncdwf.cli.options import DataDir
 from ncdwf.console import Bar, err, out
 from ncdwf.errors import InputError
-from ncdwf.results import illustrations, tables
+from ncdwf.results import illustrations, observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
 from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
 
@@ -71,7 +71,7 @@ def reproduce(
             keys = ("setting", "method", "variant", "seed")
             err.print(*(line[key] for key in keys), "done", highlight=False)
     lines = read_lines(results)
-    blocks = tables.blocks(lines)
+    blocks = tables.blocks(lines, observations.read(results.parent))
     for block in tables.TABLES.get(name, ()):
         out.print(f"{block}\n\n{blocks[block]}", soft_wrap=True, highlight=False)
     for path, text in texts.items():

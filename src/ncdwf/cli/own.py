@@ -55,14 +55,13 @@ def own_classes(
 def own_round(
     model: Path,
     images: list[Path],
-    num_novel: int | None,
+    num_novel: str | None,
     strict: bool,
     out_dir: Path | None,
     changes: Changes,
 ) -> tuple[Run, Callable[[], Inputs]]:
     """Begin a round of discovery in somebody's unlabelled pictures, once they are read."""
-    if num_novel is None:
-        raise InputError("discover needs --num-novel with --images: how many classes to look for")
+    wanted = _number(num_novel)
     check_text(*(path.resolve() for path in images))
     start = experiment.load_model(model)
     shape, num_pictures = picture_shape(start), len(unlabelled(images).paths)
@@ -72,7 +71,7 @@ def own_round(
     if (model / experiment.CONFIG_FILE).exists():
         recorded = Run.open(model).config
         config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
-    config = fit_discovery(config, num_pictures, num_novel, has_gpu=has_gpu)
+    config = fit_discovery(config, num_pictures, wanted, has_gpu=has_gpu)
     own = OwnData(shape=shape, pool=tuple(str(path.resolve()) for path in images), strict=strict)
     recorded, config = config, changes.override(replace(config, own=own))
     check_over(config, recorded)
@@ -145,6 +144,19 @@ def picture_shape(model: Model) -> tuple[int, int, int]:
     if len(shape) == 1:
         raise InputError(f"this model reads vectors of {shape[0]} numbers, not pictures")
     return shape[0], shape[1], shape[2]
+
+
+def _number(text: str | None) -> int:
+    """Return how many classes to look for; 0 leaves it to discovery."""
+    if text is None:
+        raise InputError(
+            "discover needs --num-novel with --images: how many classes to look for, or auto"
+        )
+    if text == "auto":
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text[:7]) > 0):
+        raise InputError(f"--num-novel {text}: a whole number from 1 on, or auto, is accepted")
+    return int(text)
 
 
 def _labelled_listing(images: Path) -> Listing:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -30,7 +30,7 @@ from ncdwf.cli.runs import (
     recorded_config,
     reopen_round,
 )
-from ncdwf.console import Bar, err, out, print_scores
+from ncdwf.console import Bar, err, out, print_scores, print_survey
 from ncdwf.data.inputs import Inputs
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError
@@ -138,7 +138,12 @@ def discover(
         typer.Option(help="Your own pictures without labels: a folder or a file; repeatable."),
     ] = None,
     num_novel: Annotated[
-        int | None, typer.Option("--num-novel", "-n", min=1, help="Classes to look for.")
+        str | None,
+        typer.Option("--num-novel", "-n", help="Classes to look for: a number, or auto."),
+    ] = None,
+    pool: Annotated[
+        Literal["novel", "mixed"] | None,
+        typer.Option(help="mixed if there are known classes among them: those are left out."),
     ] = None,
     strict: Strict = False,
     out_dir: OutDir = None,
@@ -159,11 +164,14 @@ def discover(
 
         ncdwf discover known --images unsorted/ --num-novel 5 --out both
 
+        ncdwf discover known --images camera/ --num-novel auto --pool mixed --out both
+
         ncdwf discover known --out both --method ncdwf --set method.tau=0.9
 
         ncdwf discover --resume both
     """
-    changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
+    pool_sets = () if pool is None else (f"discovery.pool={pool}",)
+    changes = Changes(method=method, seed=seed, sets=(*pool_sets, *(sets or ())), data_dir=data_dir)
     load: Callable[[], Inputs] | None = None
     if not images and (strict or num_novel is not None):
         raise InputError("--num-novel and --strict go with --images")
@@ -179,7 +187,8 @@ def discover(
     else:
         work = begin_round(model, setting, out_dir, changes)
     with _resumable(work), Bar() as bar:
-        experiment.discover_stage(work, load or pool_reader(work.config, data_dir, bar), bar)
+        load = load or pool_reader(work.config, data_dir, bar)
+        experiment.discover_stage(work, load, bar, print_survey)
     found = ", ".join(Model.load(work.path).novel_names)
     out.print(f"A model of known and novel classes ({found}) is in {work.path}", soft_wrap=True)
 

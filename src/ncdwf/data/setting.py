@@ -16,6 +16,10 @@ from ncdwf.errors import InputError
 from ncdwf.noise import generator
 
 PROXY_HOLDOUT = 0.1
+MIXED_HOLDOUT = 0.4
+"""Share of the labelled pictures that mixed pools take their known ones from."""
+LARGEST_SHARE = 75
+"""In percent: no mixed pool holds more known pictures, so that all hold the same novel ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +67,9 @@ class Split:
 
     known_images: UInt8[Tensor, "known channel height width"]
     known_labels: Int64[Tensor, " known"]
-    novel_images: UInt8[Tensor, "novel channel height width"]
-    """The pool: the only thing of a split that the discovery phase receives."""
-    novel_labels: Int64[Tensor, " novel"]
+    pool_images: UInt8[Tensor, "pool channel height width"]
+    """The only thing of a split that the discovery phase receives."""
+    pool_labels: Int64[Tensor, " pool"]
     """For evaluation only."""
     test_images: UInt8[Tensor, "test channel height width"]
     test_labels: Int64[Tensor, " test"]
@@ -99,6 +103,10 @@ class Setting:
     novel_classes: tuple[int, ...]
     is_proxy: bool = False
     """Made of known classes alone and scored on a held-out tenth of the training pictures."""
+    known_share: int | None = None
+    """Percent of the pool that is of known classes: pictures that the labelled data then lacks."""
+    imbalance: int = 1
+    """How many times larger the first novel class is than the last."""
 
     @classmethod
     def parse(cls, name: str) -> "Setting":
@@ -124,13 +132,26 @@ class Setting:
                 )
         if num_known < 2 or num_novel < 1:
             raise InputError(f"setting {name!r} needs 2 or more known and 1 or more novel classes")
+        degree = int(match["degree"] or 0)
+        if match["pool"] == "mixed" and degree > LARGEST_SHARE:
+            raise InputError(f"setting {name!r}: up to {LARGEST_SHARE} percent can be known")
+        if match["pool"] == "imbalance" and degree < 1:
+            raise InputError(f"setting {name!r}: an imbalance is 1 or more")
         return cls(
             name=name,
             data=match["data"],
             known_classes=tuple(range(num_known)),
             novel_classes=tuple(range(num_known, num_known + num_novel)),
             is_proxy=is_proxy,
+            known_share=degree if match["pool"] == "mixed" else None,
+            imbalance=degree if match["pool"] == "imbalance" else 1,
         )
+
+    @property
+    def labelled_name(self) -> str:
+        """Return a name that settings with the same labelled data share."""
+        kind = "-proxy" * self.is_proxy + "-mixed" * (self.known_share is not None)
+        return f"{self.data}-{len(self.known_classes)}{kind}"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -159,20 +180,28 @@ class Setting:
             test_images, test_labels = train_images[held_out], train_labels[held_out]
             train_images, train_labels = train_images[rest], train_labels[rest]
         known = _select(train_images, train_labels, self.known_classes, first=0)
-        novel = _select(
+        pool = _select(
             train_images, train_labels, self.novel_classes, first=len(self.known_classes)
         )
+        if self.known_share is not None:
+            known, pool = _mixed(known, pool, self.known_share)
+        if self.imbalance > 1:
+            pool = _long_tailed(pool, self.imbalance)
         test = _select(test_images, test_labels, self.known_classes + self.novel_classes, first=0)
         return Split(
             known_images=known[0],
             known_labels=known[1],
-            novel_images=novel[0],
-            novel_labels=novel[1],
+            pool_images=pool[0],
+            pool_labels=pool[1],
             test_images=test[0],
             test_labels=test[1],
             known_names=self.class_names[: len(self.known_classes)],
             novel_names=self.class_names[len(self.known_classes) :],
         )
+
+
+Labelled = tuple[UInt8[Tensor, "_ channel height width"], Int64[Tensor, " _"]]
+"""Pictures and their classes."""
 
 
 def held_out_indices(labels: Labels, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -186,11 +215,39 @@ def held_out_indices(labels: Labels, share: float, *, seed: int) -> tuple[Tensor
     return torch.nonzero(~held_out).flatten(), torch.nonzero(held_out).flatten()
 
 
-def _select(
-    images: Images, labels: Labels, classes: tuple[int, ...], *, first: int
-) -> tuple[UInt8[Tensor, "chosen channel height width"], Int64[Tensor, " chosen"]]:
+def _select(images: Images, labels: Labels, classes: tuple[int, ...], *, first: int) -> Labelled:
     """Return the pictures of `classes`; their labels count from `first` in that order."""
     renumber = torch.full((int(labels.max()) + 1,), -1)
     renumber[list(classes)] = torch.arange(first, first + len(classes))
     new = renumber[labels]
     return images[new >= 0], new[new >= 0]
+
+
+def _mixed(known: Labelled, novel: Labelled, share: int) -> tuple[Labelled, Labelled]:
+    """Return the labelled data and a pool of which `share` percent are of known classes.
+
+    The labelled data and the novel pictures of the pool are the same for every share.
+    """
+    rest, held_out = held_out_indices(known[1], MIXED_HOLDOUT, seed=0)
+    most = len(held_out) * (100 - LARGEST_SHARE) // LARGEST_SHARE
+    source = generator(0, "mixed")
+    chosen = torch.randperm(len(novel[1]), generator=source)[:most]
+    count = len(chosen) * share // (100 - share)
+    added = held_out[torch.randperm(len(held_out), generator=source)[:count]]
+    images, labels = (torch.cat([a[chosen], b[added]]) for a, b in zip(novel, known, strict=True))
+    return (known[0][rest], known[1][rest]), (images, labels)
+
+
+def _long_tailed(pool: Labelled, imbalance: int) -> Labelled:
+    """Return fewer and fewer pictures of one class after the other, by a constant factor."""
+    images, labels = pool
+    classes = torch.unique(labels).tolist()
+    source = generator(0, "imbalance")
+    kept = []
+    for place, label in enumerate(classes):
+        members = torch.nonzero(labels == label).flatten()
+        fraction = imbalance ** (-place / max(len(classes) - 1, 1))
+        order = torch.randperm(len(members), generator=source)
+        kept.append(members[order[: max(1, round(fraction * len(members)))]])
+    chosen = torch.cat(kept).sort().values
+    return images[chosen], labels[chosen]

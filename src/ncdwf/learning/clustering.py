@@ -30,6 +30,8 @@ class Clustering:
     """How many times more clusters the over-clustering heads have; 0: there are none."""
     temperature: float = 0.1
     """Of the novel classes' softmax."""
+    balance: float = 1.0
+    """How much novel classes are held to one size: 1 wholly; less where sizes differ."""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_hidden", "num_projected"):
@@ -37,6 +39,10 @@ class Clustering:
             require(1 <= value <= MOST, f"clustering.{name}={value} should be from 1 to {MOST}")
         require(
             self.temperature > 0, f"clustering.temperature={self.temperature} should be above 0"
+        )
+        require(
+            0 <= self.balance <= 1,
+            f"clustering.balance={self.balance} should be from 0 to 1",
         )
         value = self.overclustering
         require(0 <= value <= MOST, f"clustering.overclustering={value} should be from 0 to {MOST}")
@@ -89,7 +95,7 @@ def cluster(
 def cluster_terms(
     cosines: dict[str, Float[Tensor, "head row clusters"]],
     views: Views,
-    temperature: float,
+    clustering: Clustering,
     *,
     others: Float[Tensor, "row other"] | None = None,
 ) -> Terms:
@@ -98,7 +104,7 @@ def cluster_terms(
     Args:
         cosines: of all views, in the order of `encode`.
         views: what they belong to.
-        temperature: of the softmax.
+        clustering: temperature and balance.
         others: scaled logits of further classes that share the softmax and that no picture
             belongs to.
     """
@@ -107,7 +113,8 @@ def cluster_terms(
         name: self_labelling(
             values.unflatten(1, shape),
             num_large=len(views.large),
-            temperature=temperature,
+            temperature=clustering.temperature,
+            balance=clustering.balance,
             others=None if others is None else others.unflatten(0, shape),
         )
         / len(cosines)

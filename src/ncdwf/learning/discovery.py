@@ -17,6 +17,7 @@ from ncdwf.config import Config, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError
+from ncdwf.learning.counting import ClassCount, count_novel
 from ncdwf.learning.loop import (
     Batch,
     Checkpoints,
@@ -29,6 +30,7 @@ from ncdwf.learning.loop import (
     train,
 )
 from ncdwf.learning.rounds import promote
+from ncdwf.learning.sifting import Sifted, sift
 from ncdwf.model import Model
 from ncdwf.model.backbone import apply
 from ncdwf.model.statistics import soft_statistics
@@ -154,15 +156,41 @@ def remember_novel(model: Model, images: Inputs) -> None:
 
 
 def check_pool(num_images: int, num_novel: int) -> None:
-    """Refuse a pool in which `num_novel` classes cannot be found."""
+    """Refuse a pool in which `num_novel` classes cannot be found; 0 is yet to be estimated."""
     if num_images == 0:
         raise InputError("the pool is empty; discovery needs unlabelled pictures")
-    if num_novel < 1:
-        raise InputError("discovery.num_novel=0: say how many novel classes to look for")
     if num_novel > num_images:
         raise InputError(
             f"{num_novel} novel classes are more than the pool's {num_images} pictures"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surveyed:
+    """What was found out about a pool before discovery began."""
+
+    sifted: Sifted | None
+    """Of a mixed pool: which pictures are discovered among."""
+    count: ClassCount | None
+    """How many novel classes there are, where nobody said so."""
+
+
+def survey(model: Model, images: Inputs, config: Config) -> Surveyed:
+    """Find out what discovery needs to know of a pool and the configuration leaves open."""
+    settings, sifted, count = config.discovery, None, None
+    if settings.pool == "mixed":
+        sifted = sift(model, images, seed=config.seed)
+        if not sifted.is_kept.any():
+            raise InputError(f"none of the pool's {len(images)} pictures looks novel")
+        images = images[sifted.is_kept]
+    if settings.num_novel == 0:
+        count = count_novel(model, images, seed=config.seed)
+    elif len(images) < settings.num_novel:
+        raise InputError(
+            f"{len(images)} pictures of the pool look novel; {settings.num_novel} novel classes "
+            "cannot be found among them"
+        )
+    return Surveyed(sifted=sifted, count=count)
 
 
 def discover(
@@ -175,6 +203,7 @@ def discover(
     progress: Progress | None = None,
     history: History | None = None,
     snapshot: Callable[[int, Model], None] | None = None,
+    surveyed: Callable[[Surveyed], None] | None = None,
 ) -> Model:
     """Return a model that also names the novel classes of the pool; `model` is left as it was.
 
@@ -189,6 +218,7 @@ def discover(
         history: what each epoch left is added to this list.
         snapshot: gets the model as it would be if discovery ended now, and how many epochs are
             done, every `config.snapshot_epochs` epochs.
+        surveyed: hears what was found out about the pool beforehand.
     """
     images = model.check(images)
     settings, device = config.discovery, choose_device(config.device)
@@ -196,7 +226,13 @@ def discover(
     model = copy.deepcopy(model).to(device)
     if model.novel_head is not None:
         model = promote(model, seed=config.seed, engine=config.engine, progress=progress)
-    model, state = method.prepare(model, settings.num_novel, seed=config.seed)
+    found = survey(model, images, config)
+    if surveyed is not None:
+        surveyed(found)
+    if found.sifted is not None:
+        images = images[found.sifted.is_kept]
+    num_novel = settings.num_novel if found.count is None else found.count.number
+    model, state = method.prepare(model, num_novel, seed=config.seed)
     state = state.to(device)
     images = place(images, device)
 

@@ -3,6 +3,7 @@
 References:
     [1]: Joseph et al., Novel Class Discovery without Forgetting, ECCV 2022.
     [2]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
+    [3]: Chizat et al., Scaling Algorithms for Unbalanced Optimal Transport Problems, 2018.
 """
 
 import torch
@@ -13,16 +14,27 @@ from torch.nn import functional as F
 
 @torch.no_grad()
 def sinkhorn(
-    logits: Float[Tensor, "*any image cluster"], *, epsilon: float = 0.05, num_iterations: int = 3
+    logits: Float[Tensor, "*any image cluster"],
+    *,
+    epsilon: float = 0.05,
+    num_iterations: int = 3,
+    balance: float = 1.0,
 ) -> Float[Tensor, "*any image cluster"]:
     """Return soft assignments: every row sums to 1, every cluster gets an equal share [2, Sec. 3].
 
     Sinkhorn-Knopp in the log domain, so that no logit is too large for it. After a finite number
-    of iterations the rows are exact and the clusters' shares approximate.
+    of iterations the rows are exact and the clusters' shares approximate. A `balance` below 1
+    relaxes the equal shares: it is the λ / (λ + ε) of optimal transport whose second marginal is
+    held by λ times a Kullback-Leibler divergence [3]; at 0 every picture chooses alone.
     """
     log_assignments = logits.float() / epsilon
+    scales = torch.zeros_like(log_assignments[..., :1, :])  # of the clusters; a log, too
     for _ in range(num_iterations):
-        log_assignments = log_assignments - log_assignments.logsumexp(dim=-2, keepdim=True)
+        shares = log_assignments.logsumexp(dim=-2, keepdim=True)
+        # Scales become -balance times the log of the shares that there would be without them.
+        change = (1 - balance) * scales + balance * shares
+        scales = scales - change
+        log_assignments = log_assignments - change
         log_assignments = log_assignments - log_assignments.logsumexp(dim=-1, keepdim=True)
     return log_assignments.exp()
 
@@ -47,6 +59,7 @@ def self_labelling(
     *,
     num_large: int,
     temperature: float,
+    balance: float = 1.0,
     others: Float[Tensor, "view image other"] | None = None,
 ) -> Float[Tensor, " head"]:
     """Return the loss of each head on its own assignments of the first `num_large` views.
@@ -55,10 +68,11 @@ def self_labelling(
         logits: cosines.
         num_large: how many views assignments are taken from.
         temperature: of the softmax.
+        balance: how much the clusters are held to an equal share of the assignments.
         others: scaled logits of further classes that share the softmax and that no picture
             belongs to.
     """
-    assignments = sinkhorn(logits[:, :num_large])
+    assignments = sinkhorn(logits[:, :num_large], balance=balance)
     scaled = logits / temperature
     total = scaled.logsumexp(3)
     if others is not None:

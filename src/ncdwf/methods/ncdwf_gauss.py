@@ -89,7 +89,7 @@ class NcdwfGauss(Method):
         known = model.known_head(samples).float() / model.architecture.temperature
         cosines = cluster(model, state.overclusters, features)
         return {
-            **cluster_terms(cosines, views, self.clustering.temperature),
+            **cluster_terms(cosines, views, self.clustering),
             "replay": self.weight_replay * F.cross_entropy(known, labels),
             "distill": self.weight_distill
             * distillation(features[: len(before)], before, model.statistics.feature_norm),

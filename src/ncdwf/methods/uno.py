@@ -53,7 +53,7 @@ class Uno(Method):
         return cluster_terms(
             cluster(model, cast(State, state).overclusters, features),
             views,
-            self.clustering.temperature,
+            self.clustering,
             others=model.known_head(features).float() / model.architecture.temperature,
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ncdwf import storage
 from ncdwf.config import Config
+from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import Progress
 from ncdwf.results import observations
@@ -94,9 +95,10 @@ class Bench:
         return run
 
     def _supervised(self, config: Config) -> Run:
-        parts = [config.setting, asdict(config.supervised), config.backbone, config.seed]
+        labelled = Setting.parse(config.setting).labelled_name
+        parts = [labelled, asdict(config.supervised), config.backbone, config.seed]
         name = hashlib.sha256(storage.to_json_bytes(parts)).hexdigest()[:12]
-        path = self.work_dir / "supervised" / f"{config.setting}-seed{config.seed}-{name}"
+        path = self.work_dir / "supervised" / f"{labelled}-seed{config.seed}-{name}"
         if (path / CONFIG_FILE).exists():
             run = Run.open(path)
         else:

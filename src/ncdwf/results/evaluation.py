@@ -14,8 +14,8 @@ from torch import Tensor
 from ncdwf.data.inputs import Images
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError
+from ncdwf.learning.kmeans import kmeans, nearest
 from ncdwf.model import Model, Outputs
-from ncdwf.results.kmeans import kmeans, nearest
 from ncdwf.results.metrics import (
     Classes,
     clustering_accuracy,
@@ -127,8 +127,10 @@ def evaluate(
     is_novel = labels >= split.num_known
     novelty = outputs.novelty.cpu().numpy()
 
-    pool_answers = _answers(model.outputs(model.features(split.novel_images)))[1]
-    pool_labels = split.novel_labels.cpu().numpy() - split.num_known
+    in_pool = split.pool_labels >= split.num_known  # a mixed pool holds known classes, too
+    pool_features = model.features(split.pool_images[in_pool])
+    pool_answers = _answers(model.outputs(pool_features))[1]
+    pool_labels = split.pool_labels[in_pool].cpu().numpy() - split.num_known
     mapping = match_clusters(
         count_pairs(pool_answers[head], pool_labels, model.num_novel, split.num_novel)
     )
@@ -184,7 +186,7 @@ def kmeans_rows(split: Split, supervised: Model | None) -> dict[str, float]:
     device of the supervised model where there is one.
     """
     chosen = split.test_labels >= split.num_known
-    pool, test = split.novel_images, split.test_images[chosen]
+    pool, test = split.pool_images, split.test_images[chosen]
     labels = (split.test_labels[chosen] - split.num_known).cpu().numpy()
     device = torch.device("cpu") if supervised is None else supervised.device
 

@@ -30,7 +30,7 @@ from ncdwf.data.inputs import Inputs, Labels
 from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
-from ncdwf.learning.discovery import check_pool, discover, make_method
+from ncdwf.learning.discovery import Surveyed, check_pool, discover, make_method
 from ncdwf.learning.identification import PHASE as IDENTIFIER
 from ncdwf.learning.loop import (
     Checkpoints,
@@ -177,7 +177,7 @@ def labelled_of(setting: str, data_dir: Path | None) -> Labelled:
 
 def pool_of(setting: str, data_dir: Path | None) -> Inputs:
     """Return the pool of a setting."""
-    return Setting.parse(setting).load(data_dir).novel_images
+    return Setting.parse(setting).load(data_dir).pool_images
 
 
 def check(config: Config, data_dir: Path | None = None) -> None:
@@ -263,7 +263,12 @@ def learn_stage(run: Run, load: Callable[[], Labelled], progress: Progress | Non
         model.save(run.supervised_dir)
 
 
-def discover_stage(run: Run, load: Callable[[], Inputs], progress: Progress | None = None) -> None:
+def discover_stage(
+    run: Run,
+    load: Callable[[], Inputs],
+    progress: Progress | None = None,
+    surveyed: Callable[[Surveyed], None] | None = None,
+) -> None:
     """Do the discovery phase on the pool that `load` gives and save its model, unless it is there.
 
     Neither a label nor a labelled picture can come through `load`: it gives pictures alone.
@@ -283,6 +288,7 @@ def discover_stage(run: Run, load: Callable[[], Inputs], progress: Progress | No
             progress=progress,
             history=history,
             snapshot=run.keep_snapshot,
+            surveyed=surveyed,
         )
         run.record(history)
         model.save(run.path)

@@ -77,6 +77,19 @@ MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
 SNAPSHOT_EPOCHS = 20
 CONFUSION = Cell(setting="cifar100-20-80", variant=MAIN, seed=0)
 """The run of which it is shown what its known head takes novel classes for."""
+TWO_ROUNDS = Cell(setting="cifar100-60-20", variant=MAIN, seed=0)
+"""The run that goes on with a second round, and the one that is given both pools at once."""
+ONE_ROUND = Cell(setting="cifar100-60-40", variant=MAIN, seed=0)
+COUNTED = tuple(
+    Cell(setting=setting, variant=MAIN, seed=0)
+    for setting in (
+        "digits-5-5",
+        *CIFAR_SETTINGS,
+        "cifar100-80-20-proxy-60-20",
+        "cifar100-50-50-proxy-30-20",
+    )
+)
+"""The runs whose novel classes are counted before discovery."""
 DIGITS_SEEDS = (0, 1, 2, 3, 4)
 
 GRIDS = {
@@ -124,6 +137,28 @@ GRIDS = {
             MAIN,
         ),
     ),
+    "mixed": Grid(
+        settings=tuple(f"cifar100-80-20-mixed-{share}" for share in (0, 25, 50, 75)),
+        seeds=(0,),
+        variants=(
+            Variant(name="sifted", title="known pictures left out", sets=("discovery.pool=mixed",)),
+            Variant(name="main", title="all taken for novel"),
+        ),
+    ),
+    "imbalance": Grid(
+        settings=("cifar100-80-20", *(f"cifar100-80-20-imbalance-{n}" for n in (10, 100))),
+        seeds=(0,),
+        variants=(
+            MAIN,
+            Variant(
+                name="relaxed",
+                title="relaxed marginal",
+                sets=("method.clustering.balance=0.5",),
+            ),
+        ),
+    ),
+    "number": Grid(settings=tuple(cell.setting for cell in COUNTED), seeds=(0,), variants=(MAIN,)),
+    "rounds": Grid(settings=(TWO_ROUNDS.setting, ONE_ROUND.setting), seeds=(0,), variants=(MAIN,)),
     "digits": Grid(
         settings=("digits-5-5",),
         seeds=DIGITS_SEEDS,

@@ -1,8 +1,11 @@
-"""What the figures show of single runs, kept in `figures.json` beside the finished runs.
+"""What documents show of single runs beside their scores, kept in `observations.json`.
 
-So the pictures can be drawn again without a GPU.
+So pictures and tables can be made again without a GPU.
 """
 
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,9 @@ import numpy as np
 
 from ncdwf import storage
 from ncdwf.data.setting import Setting
+from ncdwf.learning.counting import count_novel
+from ncdwf.learning.loop import choose_device
+from ncdwf.model import Model
 from ncdwf.results.experiment import (
     PREDICTIONS_FILE,
     Run,
@@ -17,28 +23,29 @@ from ncdwf.results.experiment import (
     is_record_of,
     score_snapshots,
 )
-from ncdwf.results.grids import CONFUSION, MATURITY, Cell
+from ncdwf.results.grids import CONFUSION, COUNTED, MATURITY, ONE_ROUND, TWO_ROUNDS, Cell
 from ncdwf.results.metrics import count_pairs
+from ncdwf.results.rounds import after_each_round, after_one_round
 
-FILE = "figures.json"
+FILE = "observations.json"
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Return what is kept in `directory` so far, by the name of the figure."""
+    """Return what is kept in `directory` so far, by its name."""
     path = directory / FILE
     return storage.read_json(path) if path.exists() else {}
 
 
 def is_kept(cell: Cell, directory: Path) -> bool:
-    """Tell whether no figure lacks anything of this run."""
+    """Tell whether nothing that should be observed of this run is missing."""
     kept = read(directory)
-    names = [name for name, (wanted, _) in FIGURES.items() if wanted == cell]
+    names = [name for name, (wanted, _) in OBSERVATIONS.items() if wanted == cell]
     return all(name in kept and is_record_of(kept[name]["config"], cell.config) for name in names)
 
 
 def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None) -> None:
-    """Add what the figures show of a finished run, if they show anything of it."""
-    for name, (wanted, observe) in FIGURES.items():
+    """Add what is to be observed of a finished run, if anything is."""
+    for name, (wanted, observe) in OBSERVATIONS.items():
         if wanted == cell:
             entry = {
                 "cell": cell.name,
@@ -77,4 +84,20 @@ def _confusion(run: Run, data_dir: Path | None) -> dict[str, Any]:
     }
 
 
-FIGURES = {"maturity": (MATURITY, _maturity), "confusion": (CONFUSION, _confusion)}
+def _number(run: Run, data_dir: Path | None) -> dict[str, Any]:
+    """Return how many novel classes the pool seemed to hold before discovery."""
+    setting = Setting.parse(run.config.setting)
+    supervised = Model.load(run.supervised_dir).to(choose_device("auto"))
+    started = time.perf_counter()
+    count = count_novel(supervised, setting.load(data_dir).pool_images, seed=run.config.seed)
+    seconds = round(time.perf_counter() - started, 1)
+    return {"truth": len(setting.novel_classes), **asdict(count), "seconds": seconds}
+
+
+OBSERVATIONS: dict[str, tuple[Cell, Callable[[Run, Path | None], dict[str, Any]]]] = {
+    "maturity": (MATURITY, _maturity),
+    "confusion": (CONFUSION, _confusion),
+    "rounds": (TWO_ROUNDS, after_each_round),
+    "one-round": (ONE_ROUND, after_one_round),
+    **{f"number-{cell.setting}": (cell, _number) for cell in COUNTED},
+}

@@ -2,13 +2,13 @@
 
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ncdwf.results import paper
 from ncdwf.results.benchmark import Line, find
 from ncdwf.results.evaluation import PAPER_TAUS
-from ncdwf.results.grids import CIFAR_SETTINGS, GRIDS, MAIN, Grid, Variant
+from ncdwf.results.grids import CIFAR_SETTINGS, COUNTED, GRIDS, MAIN, Grid, Variant
 
 PARTS = ("known", "novel", "all")
 TITLES = {"rs": "RS", "ncl": "NCL", "uno": "UNO", "ncdwf": "NCDwF"}
@@ -29,7 +29,7 @@ def routed(line: Line, protocol: Protocol, tau: Tau) -> dict[str, Any]:
 
 
 def variants_table(grid: Grid, lines: list[Line]) -> str:
-    """Return one row a variant of a grid with a single setting."""
+    """Return one row a variant, of every setting of a grid."""
     columns: dict[str, Callable[[Line], float]] = {
         "aware known": lambda line: line["aware"]["known"],
         "aware novel": lambda line: line["aware"]["novel"],
@@ -39,12 +39,43 @@ def variants_table(grid: Grid, lines: list[Line]) -> str:
         "AUROC": lambda line: 100 * line["auroc"],
         "forgetting": lambda line: line["forgetting"],
     }
-    rows = [["variant", *columns]]
-    for variant in grid.variants:
-        runs = runs_of(grid, grid.settings[0], variant, lines)
-        if runs:
-            figures = [spread([get(run) for run in runs]) for get in columns.values()]
-            rows.append([variant.title, *figures])
+    is_one = len(grid.settings) == 1
+    rows = [[*([] if is_one else ["setting"]), "variant", *columns]]
+    for setting in grid.settings:
+        for variant in grid.variants:
+            runs = runs_of(grid, setting, variant, lines)
+            if runs:
+                figures = [spread([get(run) for run in runs]) for get in columns.values()]
+                rows.append([*([] if is_one else [setting]), variant.title, *figures])
+    return markdown(rows)
+
+
+def number_table(observed: Mapping[str, Any]) -> str:
+    """Return how many novel classes each pool seemed to hold."""
+    rows = [["pool", "novel classes", "estimate", "from", "to", "seconds"]]
+    for cell in COUNTED:
+        found = observed.get(f"number-{cell.setting}")
+        if found is not None:
+            keys = ("truth", "number", "low", "high", "seconds")
+            rows.append([cell.setting, *(str(found[key]) for key in keys)])
+    return markdown(rows)
+
+
+def rounds_table(observed: Mapping[str, Any]) -> str:
+    """Return the accuracy on the classes of each round, after each."""
+    titles = {
+        "round 1": "after the first round",
+        "round 2": "after the second round",
+        "one round": "both pools in one round",
+    }
+    kept = {**observed.get("rounds", {}), **observed.get("one-round", {})}
+    groups = ("labelled", "round 1", "round 2")
+    protocols = {"aware": "task-aware", "strict": "strict"}
+    rows = [["", *(f"{title}: {group}" for title in protocols.values() for group in groups)]]
+    for name, title in titles.items():
+        if name in kept:
+            scores = [kept[name][protocol].get(group) for protocol in protocols for group in groups]
+            rows.append([title, *("" if score is None else f"{score:.2f}" for score in scores)])
     return markdown(rows)
 
 
@@ -201,8 +232,13 @@ def _alpha(setting: str, variant: str) -> paper.Row | None:
     return paper.ALPHA[setting][shapes[variant]]
 
 
-def blocks(lines: list[Line]) -> dict[str, str]:
-    """Return every generated block of the documents by its name."""
+def blocks(lines: list[Line], observed: Mapping[str, Any]) -> dict[str, str]:
+    """Return every generated block of the documents by its name.
+
+    Args:
+        lines: the finished runs.
+        observed: what is kept of single runs beside their scores.
+    """
     digits = GRIDS["digits"]
     return {
         "digits-summary": summary_table(digits, lines),
@@ -217,6 +253,10 @@ def blocks(lines: list[Line]) -> dict[str, str]:
         "tau": tau_table(lines),
         "ablation": comparison_table(GRIDS["ablation"], lines, _ablation),
         "alpha": comparison_table(GRIDS["alpha"], lines, _alpha),
+        "mixed": variants_table(GRIDS["mixed"], lines),
+        "imbalance": variants_table(GRIDS["imbalance"], lines),
+        "number": number_table(observed),
+        "rounds": rounds_table(observed),
     }
 
 
@@ -228,6 +268,10 @@ TABLES = {
     "tau": ("tau",),
     "ablation": ("ablation",),
     "alpha": ("alpha",),
+    "mixed": ("mixed",),
+    "imbalance": ("imbalance",),
+    "number": ("number",),
+    "rounds": ("rounds",),
     "digits": ("digits-ablation",),
     "digits-proxy": ("digits-proxy",),
 }

@@ -1,0 +1,111 @@
+"""Several rounds of discovery against one: what becomes of the classes of each."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from numpy import ndarray
+
+from ncdwf.data.inputs import Images
+from ncdwf.data.setting import Setting, Split
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.loop import choose_device
+from ncdwf.model import Model
+from ncdwf.results.experiment import Run
+from ncdwf.results.metrics import count_pairs, match_clusters
+
+Groups = dict[str, float]
+"""Accuracy in percent, by a group of classes."""
+
+
+def after_each_round(run: Run, data_dir: Path | None = None) -> dict[str, Any]:
+    """Go on from a finished run with a second round, on as many classes again.
+
+    Returns the accuracy on the classes that had labels and on those of either round, after each
+    round. A cluster keeps the class that it was mapped to on the pool it was found in.
+    """
+    setting = Setting.parse(run.config.setting)
+    known, novel = len(setting.known_classes), len(setting.novel_classes)
+    split = Setting.parse(f"{setting.data}-{known}-{2 * novel}").load(data_dir)
+    is_first = split.pool_labels < known + novel
+    groups = {
+        "labelled": (0, known),
+        "round 1": (known, known + novel),
+        "round 2": (known + novel, known + 2 * novel),
+    }
+    model = Model.load(run.path).to(choose_device("auto"))
+    first, labels = split.pool_images[is_first], split.pool_labels[is_first].numpy()
+    class_of = np.concatenate([np.arange(known), _found(model, first, labels)])
+    scores = {"round 1": _scores(model, split, class_of, dict(list(groups.items())[:2]))}
+
+    config = replace(run.config, snapshot_epochs=0)
+    second, labels = split.pool_images[~is_first], split.pool_labels[~is_first].numpy()
+    model = discover(model, second, make_method(config.method), config)
+    class_of = np.concatenate([class_of, _found(model, second, labels)])
+    return {**scores, "round 2": _scores(model, split, class_of, groups)}
+
+
+def after_one_round(run: Run, data_dir: Path | None = None) -> dict[str, Any]:
+    """Return the same of a run that was given both pools at once."""
+    setting = Setting.parse(run.config.setting)
+    known, half = len(setting.known_classes), len(setting.novel_classes) // 2
+    split = setting.load(data_dir)
+    groups = {
+        "labelled": (0, known),
+        "round 1": (known, known + half),
+        "round 2": (known + half, known + 2 * half),
+    }
+    model = Model.load(run.path).to(choose_device("auto"))
+    found = _found(model, split.pool_images, split.pool_labels.numpy())
+    return {"one round": _scores(model, split, np.concatenate([np.arange(known), found]), groups)}
+
+
+def _found(
+    model: Model, pool: Images, labels: Int64[ndarray, " pool"]
+) -> Int64[ndarray, " cluster"]:
+    """Return the class that each novel cluster is mapped to on its pool."""
+    answers = _answers(model, pool)[1]
+    classes, places = np.unique(labels, return_inverse=True)
+    counts = count_pairs(answers, places, model.num_novel, len(classes))
+    mapping = match_clusters(counts)
+    return np.where(mapping >= 0, classes[mapping], -1)
+
+
+def _answers(
+    model: Model, images: Images
+) -> tuple[Int64[ndarray, " image"], Int64[ndarray, " image"], Bool[ndarray, " image"]]:
+    """Return the answers of the known and of the novel head, and which of them is given."""
+    outputs = model.outputs(model.features(images))
+    novel = outputs.novel_logits[int(model.best_head)]
+    return (
+        outputs.known_logits.argmax(1).cpu().numpy(),
+        novel.argmax(1).cpu().numpy(),
+        (outputs.novelty >= model.tau).cpu().numpy(),
+    )
+
+
+def _scores(
+    model: Model,
+    split: Split,
+    class_of: Int64[ndarray, " cls"],
+    groups: dict[str, tuple[int, int]],
+) -> dict[str, Groups]:
+    """Return task-aware and strict accuracy of every group of classes (first, end)."""
+    known, novel, is_novel = _answers(model, split.test_images)
+    by_known, by_novel = class_of[known], class_of[model.num_known + novel]
+    labels = split.test_labels.numpy()
+    # Whose head a picture belongs to follows from its class; unmatched clusters have none.
+    belongs = np.isin(labels, class_of[model.num_known :])
+    answers = {
+        "aware": np.where(belongs, by_novel, by_known),
+        "strict": np.where(is_novel, by_novel, by_known),
+    }
+    return {
+        name: {
+            group: round(100 * float((found == labels)[(labels >= a) & (labels < b)].mean()), 2)
+            for group, (a, b) in groups.items()
+        }
+        for name, found in answers.items()
+    }
