@@ -60,30 +60,37 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
         solarise=0.2,
         equalise=0.2,
     )
+    protects = method != "uno"
+    fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
+    if protects:
+        fields |= {"weight_distill": 1.25, "adapt_distill": True}
+    if method == "ncdwf":
+        fields["weight_information"] = 0.001
     return Config(
         setting=setting,
         backbone="resnet18",
         supervised=Supervised(
-            optim=Optim(epochs=200, batch_size=512, lr=0.2, warmup_epochs=10),
+            optim=Optim(epochs=200, batch_size=512, lr=0.2, warmup_epochs=10, weight_decay=5e-4),
             view=View(padding=4, flip=True),
+            temperature=0.07,
         ),
         discovery=Discovery(
             num_novel=num_novel,
             optim=Optim(
                 epochs=200,
                 batch_size=512,
-                lr=0.4,
+                lr=1.0 if protects else 0.4,
                 # Held norms do not bound the activations.
-                clip_norm=0.0 if method == "uno" else 1.0,
+                clip_norm=1.0 if protects else 0.0,
                 warmup_epochs=10,
                 weight_decay=1.5e-4,
             ),
-            backbone_rate=1.0 if method == "uno" else 0.25,
+            backbone_rate=0.1 if protects else 1.0,
             large=large,
             small=small,
             num_small=2,
         ),
-        method={"name": method},
+        method={"name": method, **fields},
     )
 
 

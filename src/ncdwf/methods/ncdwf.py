@@ -10,7 +10,14 @@ from torch.nn import functional as F
 from ncdwf.config import Optim, require
 from ncdwf.data.augment import Views
 from ncdwf.learning.clustering import MOST, Clustering, cluster, cluster_terms, encode
-from ncdwf.learning.discovery import Method, Outcome, Teacher, best_head, register
+from ncdwf.learning.discovery import (
+    Method,
+    Outcome,
+    Teacher,
+    adaptive,
+    best_head,
+    register,
+)
 from ncdwf.learning.identification import settle_identifier
 from ncdwf.learning.information import VariationalRegressor
 from ncdwf.learning.loop import Terms
@@ -64,6 +71,8 @@ class Ncdwf(Method):
     inversion_iterations: int = 100
     weight_distill: float = 3.0
     """Relative to the mean feature norm."""
+    adapt_distill: bool = False
+    """Whether that weight is multiplied by √(known / novel classes)."""
     weight_information: float = 0.01
     information_from: Literal["frozen", "current"] = "frozen"
     """Whose known logits the regulariser aims at; the current ones carry no gradient."""
@@ -163,9 +172,9 @@ class Ncdwf(Method):
 
         before = state.teacher.features(views.large.flatten(0, 1))
         large = pool[: len(before)]
-        terms["distill"] = self.weight_distill * distillation(
-            large, before, model.statistics.feature_norm
-        )
+        weight = self.weight_distill
+        weight = adaptive(weight, model) if self.adapt_distill else weight
+        terms["distill"] = weight * distillation(large, before, model.statistics.feature_norm)
         if self.weight_information > 0:
             target = (
                 state.teacher.known_logits(before).float() / model.architecture.temperature

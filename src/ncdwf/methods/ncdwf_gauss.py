@@ -9,7 +9,14 @@ from torch.nn import functional as F
 from ncdwf.config import Optim, require
 from ncdwf.data.augment import Views
 from ncdwf.learning.clustering import Clustering, cluster, cluster_terms, encode
-from ncdwf.learning.discovery import Method, Outcome, Teacher, best_head, register
+from ncdwf.learning.discovery import (
+    Method,
+    Outcome,
+    Teacher,
+    adaptive,
+    best_head,
+    register,
+)
 from ncdwf.learning.identification import settle_identifier
 from ncdwf.learning.loop import Terms
 from ncdwf.learning.losses import distillation
@@ -48,6 +55,8 @@ class NcdwfGauss(Method):
     weight_replay: float = 1.0
     weight_distill: float = 3.0
     """Relative to the mean feature norm."""
+    adapt_distill: bool = False
+    """Whether that weight is multiplied by √(known / novel classes)."""
     identifier_optim: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the threshold gives up."""
@@ -88,10 +97,12 @@ class NcdwfGauss(Method):
         before = state.teacher.features(views.large.flatten(0, 1))
         known = model.known_head(samples).float() / model.architecture.temperature
         cosines = cluster(model, state.overclusters, features)
+        weight = self.weight_distill
+        weight = adaptive(weight, model) if self.adapt_distill else weight
         return {
             **cluster_terms(cosines, views, self.clustering),
             "replay": self.weight_replay * F.cross_entropy(known, labels),
-            "distill": self.weight_distill
+            "distill": weight
             * distillation(features[: len(before)], before, model.statistics.feature_norm),
         }
 

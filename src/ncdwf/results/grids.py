@@ -153,7 +153,7 @@ GRIDS = {
             Variant(
                 name="relaxed",
                 title="relaxed marginal",
-                sets=("method.clustering.balance=0.5",),
+                sets=("method.clustering.balance=0.75",),
             ),
         ),
     ),
