@@ -118,7 +118,10 @@ def test_the_walk_through_runs_from_top_to_bottom(
     assert "Aware(known=" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/digits.md", "docs/results.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "docs/digits.md", "docs/pools.md", "docs/reproduction.md", "docs/results.md"],
+)
 def test_tables_are_those_of_the_results_file(name: str) -> None:
     text = (ROOT / name).read_text()
     assert "<!-- generated:" in text

@@ -92,7 +92,62 @@ COUNTED = tuple(
 """The runs whose novel classes are counted before discovery."""
 DIGITS_SEEDS = (0, 1, 2, 3, 4)
 
+SCREEN = ("supervised.optim.epochs=100", "discovery.optim.epochs=100")
+"""Half of the epochs are enough to compare readings."""
+STRONG_VIEWS = (
+    "supervised.num_views=2",
+    "supervised.view.resized=0.5",
+    "supervised.view.jitter=0.6",
+    "supervised.view.solarise=0.1",
+    "supervised.view.equalise=0.1",
+)
+
+
+def _reading(name: str, title: str, *sets: str) -> Variant:
+    return Variant(name=f"screen-{name}", title=title, sets=(*SCREEN, *sets))
+
+
 GRIDS = {
+    "readings": Grid(
+        settings=("cifar100-80-20-proxy-60-20",),
+        seeds=(0,),
+        variants=(
+            _reading("recipe", "the recipe"),
+            _reading("joint", "joint softmax", "method.softmax=joint"),
+            _reading("pool-norms", "norms of the pool", "method.norms=pool"),
+            _reading("during", "identifier during discovery", "method.identifier=during"),
+            _reading("no-information", "no mutual information", "method.weight_information=0"),
+            _reading("information-0.1", "its weight 0.1", "method.weight_information=0.1"),
+            _reading(
+                "current",
+                "its target from the model itself",
+                "method.weight_information=0.1",
+                "method.information_from=current",
+            ),
+            _reading("distill-0.5", "distillation weight 0.5", "method.weight_distill=0.5"),
+            _reading("distill-3", "distillation weight 3", "method.weight_distill=3"),
+            _reading(
+                "one-rate",
+                "learning rate 0.1 for heads and backbone",
+                "discovery.optim.lr=0.1",
+                "discovery.backbone_rate=1",
+            ),
+            _reading("overclustering-3", "over-clustering 3", "method.clustering.overclustering=3"),
+            _reading("temperature-0.1", "temperature 0.1 in phase 1", "supervised.temperature=0.1"),
+            _reading("strong", "two strong views in phase 1", *STRONG_VIEWS),
+            _reading(
+                "augmented",
+                "statistics of augmented views",
+                "supervised.statistics_from=augmented",
+            ),
+            _reading(
+                "held-out",
+                "statistics of a held-out tenth",
+                "supervised.holdout=0.1",
+                "supervised.statistics_from=held-out",
+            ),
+        ),
+    ),
     "main": Grid(
         settings=CIFAR_SETTINGS,
         seeds=(0, 1, 2),

@@ -245,6 +245,7 @@ def blocks(lines: list[Line], observed: Mapping[str, Any]) -> dict[str, str]:
         "digits-seeds": seeds_table(digits, lines),
         "digits-ablation": variants_table(digits, lines),
         "digits-proxy": variants_table(GRIDS["digits-proxy"], lines),
+        "readings": variants_table(GRIDS["readings"], lines),
         "overview": overview_table(lines),
         "main-aware": main_table(lines, "aware", "own"),
         "main-agnostic": main_table(lines, "agnostic", "own"),
@@ -266,6 +267,7 @@ GRID_OF = {"tau": "main"} | {name: name for name in GRIDS}
 TABLES = {
     "main": ("main-aware", "main-agnostic", "main-agnostic-0.99", "main-strict"),
     "tau": ("tau",),
+    "readings": ("readings",),
     "ablation": ("ablation",),
     "alpha": ("alpha",),
     "mixed": ("mixed",),
