@@ -8,12 +8,13 @@ calls as a real run (`learn_known`, `discover`) on random pictures.
 """
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
 from ncdwf.noise import generator
 from ncdwf.recipes import recipe
-from ncdwf.results.experiment import complete, source_commit
+from ncdwf.results.environment import source_commit
+from ncdwf.results.experiment import complete
 
 NUM_KNOWN = 80
 SECONDS = 1.5
@@ -214,24 +216,25 @@ def evaluation(model: Model) -> float:
     return time.monotonic() - start
 
 
-def table() -> list[str]:
-    """Measure everything and return the lines of a Markdown section."""
+def table() -> Iterator[str]:
+    """Measure one thing after the other; yield the lines of a Markdown section."""
     torch.cuda.reset_peak_memory_stats()
-    rows = ["| step | batch | images/s | of the ceiling |", "| --- | ---: | ---: | ---: |"]
+    yield "| step | batch | images/s | of the ceiling |"
+    yield "| --- | ---: | ---: | ---: |"
     model = None
-    for batch_size in (256, 512, 1024, 2048):
+    for batch_size in (512, 256, 1024, 2048):
         ceiling = batch_size / bare_step(network(), pictures(batch_size))
         reached, model = supervised(batch_size)
-        rows.append(f"| network alone | {batch_size} | {ceiling:,.0f} | |")
-        rows.append(f"| supervised | {batch_size} | {reached:,.0f} | {reached / ceiling:.1%} |")
+        yield f"| network alone | {batch_size} | {ceiling:,.0f} | |"
+        yield f"| supervised | {batch_size} | {reached:,.0f} | {reached / ceiling:.1%} |"
     assert model is not None
     parts = bare_discovery(512, 20)
     ceiling = 512 / sum(parts.values())
     listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in parts.items())
-    rows.append(f"| parts of discovery alone: {listed} | 512 | {ceiling:,.0f} | |")
+    yield f"| parts of discovery alone: {listed} | 512 | {ceiling:,.0f} | |"
     for batch_size, num_novel in (
-        (512, 5),
         (512, 20),
+        (512, 5),
         (512, 80),
         (256, 20),
         (1024, 20),
@@ -239,16 +242,15 @@ def table() -> list[str]:
     ):
         reached = discovery(model, batch_size, num_novel)
         share = f"{reached / ceiling:.1%}" if (batch_size, num_novel) == (512, 20) else ""
-        rows.append(f"| discovery, {num_novel} novel | {batch_size} | {reached:,.0f} | {share} |")
+        yield f"| discovery, {num_novel} novel | {batch_size} | {reached:,.0f} | {share} |"
     peak = torch.cuda.max_memory_allocated() / 2**30
     cold, warm = start_up()
-    rows += [
-        "",
+    yield ""
+    yield (
         f"First discovery step after {cold:.1f} s cold, {warm:.1f} s with a warm compile cache. "
         f"10,000 pictures are named in {evaluation(model):.3f} s. "
-        f"Peak memory over all of it: {peak:.1f} GiB.",
-    ]
-    return rows
+        f"Peak memory over all of it: {peak:.1f} GiB."
+    )
 
 
 def main() -> None:
@@ -267,8 +269,11 @@ def main() -> None:
         f"## {datetime.now(UTC):%Y-%m-%d}, {torch.cuda.get_device_name()}, "
         f"torch {torch.__version__}, commit `{commit}`"
     )
-    text = "\n".join([title, "", *table(), ""])
-    print(text)
+    lines = []
+    for line in itertools.chain([title, ""], table()):
+        print(line, flush=True)
+        lines.append(line)
+    text = "\n".join([*lines, ""])
     if arguments.records:
         with arguments.records.open("a") as file:
             file.write(f"\n{text}")

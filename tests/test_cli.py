@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tomllib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from ncdwf.console import Bar
 from ncdwf.data.cifar import DATA_VARIABLE
 from ncdwf.data.setting import SETTINGS, Split
 from ncdwf.learning.discovery import METHODS
+from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
 from ncdwf.recipes import RECIPES
 from ncdwf.results.experiment import Run, execute
@@ -524,6 +526,22 @@ BAD = {
     "negative rate": sets("supervised.optim.lr=-1", "lr=-1"),
     "no epochs": sets("discovery.optim.epochs=0", "epochs=0"),
     "tau out of range": sets("method.tau=2", "tau=2"),
+    "negative seed": Bad(["run", "tiny-4-2", "--seed", "-5"], ("config.seed=-5", "0 or more")),
+    "a seed twice": Bad(
+        ["run", "tiny-4-2", "--seed", "1", "--set", "seed=2"], ("--seed and --set seed=…",)
+    ),
+    "a method twice": Bad(
+        ["run", "tiny-4-2", "-m", "uno", "--set", "method.name=ncdwf"], ("--method and --set",)
+    ),
+    "a backbone twice": Bad(
+        ["learn", "--images", ".", "--backbone", "small", "--set", "backbone=resnet18"],
+        ("--backbone and --set backbone=…",),
+    ),
+    "a pool twice": Bad(
+        ["discover", "run", "--pool", "mixed", "--set", "discovery.pool=novel"],
+        ("--pool and --set discovery.pool=…",),
+        copy_run,
+    ),
     "negative snapshots": sets("snapshot_epochs=-1", "snapshot_epochs"),
     "unknown engine": sets("engine=fast", "'fast'", "compiled"),
     "a view too small for the backbone": sets("supervised.view.size=5", "size=5", "small"),
@@ -798,7 +816,7 @@ OWN_BAD = {
     "a class of one picture": learn_own(
         "--images",
         "birds",
-        said=("of class 'owl' 1 pictures can be read; 2 or more",),
+        said=("of class 'owl' 1 picture can be read; 2 or more",),
         prepare=copy_pictures("birds/owl/a.png"),
     ),
     "a picture beside the classes": learn_own(
@@ -914,6 +932,16 @@ OWN_BAD = {
         *("--images", "pool", "-n", "2", "--setting", "tiny-4-2"),
         said=("--images takes the place of --setting",),
     ),
+    "too few to be counted": discover_own(
+        *("--images", "few", "-n", "auto"),
+        said=("the classes of 1 picture cannot be counted: 20 or more are needed",),
+        prepare=copy_pictures("few/a.png"),
+    ),
+    "a number twice": discover_own(
+        *("--images", "pool", "-n", "3", "--set", "discovery.num_novel=4"),
+        said=("--num-novel and --set discovery.num_novel=…",),
+    ),
+    "a name on two lines": Bad(["name", "both", "novel-1=new\nline"], ("cannot be printed",)),
     "a number without a pool": discover_own("-n", "2", said=GO_WITH),
     "strictly without a pool": discover_own("--strict", said=GO_WITH),
     "a pool beside a resume": Bad(
@@ -1032,7 +1060,7 @@ def test_own_pictures_are_learnt_and_discovered_in(call: Call, own: Path) -> Non
     learnt = call("learn", "--images", "birds", "--out", "first", "--seed", "3", SHORT[0])
     assert (learnt.code, learnt.err) == (0, "")
     assert learnt.out.splitlines() == [
-        "12 pictures, 2 classes at 1×16×16 · backbone small · 1 epochs, batch 16, "
+        "12 pictures, 2 classes at 1×16×16 · backbone small · 1 epoch, batch 16, "
         "learning rate 0.005. Another choice: --set supervised.optim.epochs=…",
         "A model of the known classes is in first",
     ]
@@ -1114,6 +1142,94 @@ def test_what_is_left_open_about_a_pool_is_found_out_and_said(call: Call, own: P
     assert Model.load("new").num_novel == int(number[1])
     config = Run.open(Path("new")).config
     assert (config.discovery.num_novel, config.discovery.pool) == (0, "mixed")
+    survey = json.loads(Path("new/survey.json").read_text())
+    left_out = re.search(r"(\d+) of 120 pictures", answer.out)
+    assert left_out is not None
+    assert (survey["num_pictures"], survey["num_left_out"]) == (120, int(left_out[1]))
+    assert len(survey["left_out"]) == survey["num_left_out"]
+    assert set(survey["left_out"]) < {str(path) for path in (own / "camera").iterdir()}
+    assert 0 <= survey["known_share"] <= 1
+    assert survey["low"] <= survey["num_novel"] == int(number[1]) <= survey["high"]
+    assert survey["curve"][number[1]] == max(survey["curve"].values())
+
+
+def test_what_run_finds_out_about_a_pool_is_said_and_kept(call: Call) -> None:
+    words = ("--set=discovery.num_novel=0", "--set=discovery.pool=mixed")
+    answer = call("run", "tiny-4-2-mixed-50", "--out", "here", *SHORT, *words)
+    assert (answer.code, answer.err) == (0, "")
+    survey = json.loads(Path("here/survey.json").read_text())
+    assert f"{survey['num_left_out']} of {survey['num_pictures']} pictures" in answer.out
+    assert f"seems to hold {survey['num_novel']} novel" in answer.out
+    rows = survey["left_out"]
+    assert rows == sorted(set(rows))
+    assert set(rows) < set(range(survey["num_pictures"]))
+
+
+MIXED_ROUND = ("discover", "known", "--images", "pool", "--pool", "mixed", "--out", "new")
+
+
+def keep_of_mixed_pools(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have all but the first pictures of every mixed pool pass for known ones."""
+
+    def sift(model: Model, images: torch.Tensor, *, seed: int) -> Sifted:
+        return Sifted(torch.arange(len(images)) < number, 0.5)
+
+    monkeypatch.setattr("ncdwf.learning.discovery.sift", sift)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file names are always text")
+def test_a_picture_whose_name_is_no_text_can_be_left_out(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_of_mixed_pools(monkeypatch, 20)
+    for path in list(Path("pool").iterdir()):
+        path.rename(os.fsdecode(b"pool/\xff" + os.fsencode(path.name)))
+    answer = call(*MIXED_ROUND, *OWN_ROUND, "-n", "2")
+    assert (answer.code, answer.err) == (0, "")
+    left_out = json.loads(Path("new/survey.json").read_text())["left_out"]
+    assert len(left_out) == 4
+    assert all(r"pool/\xff" in path for path in left_out)
+
+
+def test_a_discovery_that_refuses_its_pool_leaves_nothing(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_of_mixed_pools(monkeypatch, 0)
+    for _ in range(2):
+        answer = call(*MIXED_ROUND, "-n", "2")
+        assert answer.code == 2
+        assert "none of the pool's 24 pictures looks novel" in answer.err
+        assert not Path("new").exists()
+    Path("new/supervised").mkdir(parents=True)
+    for name in ("notes.txt", "history.jsonl", "supervised/mine.txt"):
+        Path("new", name).write_text("")
+    before = contents(Path("new"))
+    assert call(*MIXED_ROUND, "-n", "2").code == 2
+    after = contents(Path("new"))
+    assert {name: after[name] for name in before} == before
+    assert not Path("new/config.json").exists()
+
+
+def test_what_was_learnt_stays_if_the_pool_is_refused(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_of_mixed_pools(monkeypatch, 0)
+    words = ("run", "tiny-4-2", "--out", "here", *SHORT, "--set=discovery.pool=mixed")
+    assert call(*words).code == 2
+    assert Path("here/supervised/model.json").exists()
+    before = contents(Path("here"))
+    assert call("discover", "--resume", "here").code == 2
+    assert contents(Path("here")) == before
+    assert not Path("here/checkpoints").exists()  # nothing is unfinished
+
+
+def test_learning_that_refuses_its_pictures_leaves_nothing(call: Call, own: Path) -> None:
+    before = contents(own)
+    sets = ("--set=supervised.holdout=0.1", "--set=supervised.statistics_from=held-out")
+    answer = call("learn", "--images", "birds", "--out", "new", *sets)
+    assert answer.code == 2
+    assert "held-out pictures" in answer.err
+    assert contents(own) == before
 
 
 def test_a_class_of_which_nothing_can_be_read_is_not_dropped(call: Call, own: Path) -> None:
@@ -1264,6 +1380,122 @@ def test_work_on_own_pictures_goes_on_after_an_interruption(
     for name in ("model.json", "model.safetensors"):
         assert Path("cut", model, name).read_bytes() == Path("whole", model, name).read_bytes()
     assert not Path("cut/checkpoints").exists()
+
+
+def take_one(own: Path, folder: Path) -> None:
+    next(folder.rglob("*.png")).unlink()
+
+
+def paint_one(own: Path, folder: Path) -> None:
+    save_picture(next(folder.rglob("*.png")), np.zeros((16, 16), np.uint8))
+
+
+def rename_class(own: Path, folder: Path) -> None:
+    (folder / "emu").rename(folder / "eagle")
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "said"),
+    [
+        ("learn", take_one, "it began with 12 of shape (1, 16, 16), there are 11"),
+        ("learn", paint_one, "as many as before, but not the same"),
+        ("learn", rename_class, "the names of the classes are others"),
+        ("discover", take_one, "it began with 24 of shape (1, 16, 16), there are 23"),
+        ("discover", paint_one, "as many as before, but not the same"),
+    ],
+)
+def test_work_does_not_go_on_with_other_pictures(
+    call: Call,
+    own: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    change: Callable[[Path, Path], None],
+    said: str,
+) -> None:
+    interrupt(call, monkeypatch, verb)
+    folder = own / ("birds" if verb == "learn" else "pool")
+    shutil.copytree(folder, own / "safe")
+    change(own, folder)
+    bad = Bad([verb, "--resume", "cut"], ("belongs to other data", said, "delete cut/checkpoints"))
+    assert_refused(call, bad, own)
+    shutil.rmtree(folder)
+    (own / "safe").rename(folder)
+    assert call(verb, "--resume", "cut").code == 0
+
+
+def test_a_model_before_an_unfinished_discovery_is_called_that(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = {
+        "predict": ("predict", "cut", "pool"),
+        "name": ("name", "cut", "emu=rhea"),
+        "export": ("export", "cut", "--onnx", "birds.onnx"),
+        "inspect": ("inspect", "cut"),
+    }
+    interrupt(call, monkeypatch, "discover", "--set=checkpoint_seconds=60")  # none is kept yet
+    for words in commands.values():
+        answer = call(*words)
+        assert answer.code == 0
+        assert answer.err == (
+            "discovery in cut has not finished; this is the model before it, of the known classes "
+            "alone. Go on with: ncdwf discover --resume cut\n"
+        )
+    assert call("discover", "--resume", "cut").code == 0
+    shutil.copytree("both", "cut2")
+    for run in ("cut", "cut2", "known"):
+        assert call("predict", run, "pool").err == ""
+
+
+def interrupt(call: Call, monkeypatch: pytest.MonkeyPatch, verb: str, *words: str) -> None:
+    """Leave a run on own pictures in `cut` that somebody ended after two steps."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ncdwf.cli.phases, "Bar", InterruptedBar)
+        patch.setattr(InterruptedBar, "phase", PHASES[verb])
+        patch.setattr(InterruptedBar, "left", 2)
+        words = words or ("--set=checkpoint_seconds=0",)
+        assert call(verb, *OWN_COMMANDS[verb], *words, "--out", "cut").code not in (0, 2)
+
+
+@pytest.mark.parametrize("verb", ["run", "learn", "discover"])
+def test_resuming_what_is_finished_says_so(call: Call, finished_run: Path, verb: str) -> None:
+    shutil.copytree(finished_run, "run")
+    answer = call(verb, "--resume", "run")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[-1].startswith("Nothing was left to do. ")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_ctrl_c_during_the_imports_is_one_line() -> None:
+    done = python(
+        "import sys\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "sys.argv = ['ncdwf', 'list']\n"
+        "from ncdwf.__main__ import main\n"
+        "main()"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+
+
+def test_the_version_is_told_without_torch() -> None:
+    done = python(
+        "import sys\n"
+        "sys.argv = ['ncdwf', '--version']\n"
+        "from ncdwf.__main__ import main\n"
+        "main()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    assert (done.returncode, done.stdout) == (0, f"ncdwf {__version__}\n"), done.stderr
+
+
+def test_the_command_begins_where_the_module_does() -> None:
+    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text()
+    assert tomllib.loads(text)["project"]["scripts"] == {"ncdwf": "ncdwf.__main__:main"}
 
 
 def test_an_interruption_before_anything_is_learnt_leaves_nothing(

@@ -98,7 +98,7 @@ configs = st.builds(
         lambda fields: {**fields, "name": "ncdwf"}
     ),
     backbone=st.text(),
-    seed=st.integers(),
+    seed=st.integers(min_value=0),
     device=st.sampled_from(["auto", "cpu", "cuda"]),
     engine=st.sampled_from(typing.get_args(Engine)),
     checkpoint_seconds=sizes(),
@@ -268,6 +268,13 @@ def _discovery(num_novel=2, **fields):
 def test_from_dict_refuses_what_does_not_fit(kind, values, message):
     with pytest.raises(InputError, match=re.escape(message)):
         from_dict(kind, values)
+
+
+def test_keys_are_listed_where_none_is_close():
+    with pytest.raises(
+        InputError, match=r"unknown key optim\.foo; there are epochs, batch_size, lr"
+    ):
+        from_dict(Optim, {"foo": 1}, where="optim")
 
 
 def test_a_key_where_none_is_accepted_is_refused():

@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from ncdwf import console
 from ncdwf.config import override
 from ncdwf.console import Bar, Format, print_holdings, print_rows, print_skipped
 from ncdwf.data.decoding import Skipped
+from ncdwf.learning.counting import ClassCount
+from ncdwf.learning.discovery import Surveyed
+from ncdwf.learning.sifting import Sifted
 from ncdwf.model.model import Holding
 
 # Names that the terminal could take for styles, or stumble over.
@@ -78,15 +82,40 @@ def test_holdings_are_grouped_by_what_they_are_derived_from(capsys: pytest.Captu
 def test_choices_are_those_of_the_phase(capsys: pytest.CaptureFixture[str], config):
     config = override(config, "discovery.optim.epochs=77")
     with pytest.raises(AssertionError):  # a setting has nothing that followed from the data
-        console.print_choices(config, "discovery", pictures=3)
+        console.print_choices(config, "discovery", "3 pictures")
     own = override(config, 'own={"shape": [3, 32, 48]}')
-    console.print_choices(own, "discovery", pictures=12_345)
-    console.print_choices(own, "supervised", pictures=3, classes=2)
+    console.print_choices(own, "discovery", "12,345 pictures")
+    console.print_choices(own, "supervised", "3 pictures", "2 classes")
     discovery, supervised = capsys.readouterr().out.splitlines()
     assert discovery.startswith("12,345 pictures at 3×32×48 · backbone small · 77 epochs, batch 32")
     assert discovery.endswith("--set discovery.optim.epochs=…")
     assert supervised.startswith("3 pictures, 2 classes at 3×32×48 · backbone small · 4 epochs")
     assert supervised.endswith("--set supervised.optim.epochs=…")
+
+
+@pytest.mark.parametrize(
+    ("share", "left_out", "number", "said"),
+    [
+        (0.25, 60, 3, ("About 25% ", ": 60 of 240 pictures are left out.", "3 novel classes,")),
+        (0.95, 1, 1, ("About 95% ", ": 1 of 240 pictures is left out.", "1 novel class,")),
+        (0.96, 230, 2, ("About 96% ", "left out. So little of it", "may be no class at all.")),
+    ],
+)
+def test_what_was_found_out_about_a_pool_is_said(
+    capsys: pytest.CaptureFixture[str],
+    share: float,
+    left_out: int,
+    number: int,
+    said: tuple[str, ...],
+):
+    sifted = Sifted(torch.arange(240) >= left_out, share)
+    count = ClassCount(number=number, low=1, high=9, curve={1: 1.0})
+    console.print_survey(Surveyed(sifted=sifted, count=count))
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 2
+    assert ("no class at all" in text) == (share > 0.95)
+    for words in said:
+        assert words in text
 
 
 @pytest.mark.parametrize("watched", [True, False])

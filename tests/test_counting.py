@@ -73,6 +73,7 @@ def test_one_normal_class_may_be_one() -> None:
     rows = 3 + torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
     found = count_classes(rows, seed=0)
     assert found.number == found.low == 1
+    assert found.high <= 3  # silhouettes have their peak elsewhere
 
 
 @pytest.mark.parametrize("value", [0.0, 2.5])

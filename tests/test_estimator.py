@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import json
+import logging
 import re
 import weakref
 from pathlib import Path
@@ -33,6 +34,7 @@ from ncdwf.cli import main
 from ncdwf.data.inputs import resized
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import METHODS
+from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
 
 # Enough for what does not depend on how well it learns.
@@ -197,7 +199,10 @@ def test_rounding_does_not_move_rows_across_the_border(learnt, tau):
     novelty = torch.tensor(near, dtype=torch.float64)
     finder = copy.copy(learnt)
     finder.model_ = SimpleNamespace(
-        tau=tau, check=lambda rows: rows, predict=lambda rows: SimpleNamespace(novelty=novelty)
+        tau=tau,
+        architecture=learnt.model_.architecture,
+        check=lambda rows: rows,
+        predict=lambda rows: SimpleNamespace(novelty=novelty),
     )
     decision = finder.decision_function(X[:5])
     assert np.isfinite(decision).all()
@@ -209,6 +214,17 @@ def test_features_are_those_of_the_model(found):
     assert features.dtype == np.float32
     assert np.array_equal(features, found.model_.features(torch.from_numpy(TEST)).numpy())
     assert np.array_equal(short().fit_transform(X, Y), short().fit(X, Y).transform(X))
+
+
+def test_features_have_names(learnt, of_pictures):
+    for finder, rows in ((learnt, X), (of_pictures, IMAGES)):
+        names = finder.get_feature_names_out()
+        assert len(names) == finder.transform(rows).shape[1]
+        assert names[:2].tolist() == ["novelclassdiscoverer0", "novelclassdiscoverer1"]
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        short().get_feature_names_out()
+    plain = copy.copy(learnt).set_output(transform="default")
+    assert np.array_equal(plain.transform(X), learnt.transform(X))
 
 
 def test_neither_rows_nor_labels_are_kept():
@@ -260,6 +276,30 @@ def test_columns_need_the_names_they_had():
     columns["f"] = columns.pop("e")
     with pytest.raises(InputError, match="feature names should match"):
         finder.predict(pyarrow.table(columns))
+
+
+def test_columns_need_the_order_they_had_after_loading_too(tmp_path):
+    columns = dict(zip("abcde", X.T, strict=True))
+    finder = short().fit(pyarrow.table(columns), Y)
+    finder.save(tmp_path)
+    loaded = NovelClassDiscoverer.load(tmp_path)
+    assert loaded.feature_names_in_.tolist() == list("abcde")
+    assert loaded.feature_names_in_.dtype == finder.feature_names_in_.dtype
+    table = pyarrow.table(columns)
+    assert np.array_equal(loaded.predict(table), finder.predict(table))
+    with pytest.raises(InputError, match="must be in the same order"):
+        loaded.predict(table.select(list("edcba")))
+
+
+def test_estimators_that_were_saved_without_names_of_columns_are_read(tmp_path, learnt):
+    learnt.save(tmp_path)
+    path = tmp_path / "estimator.json"
+    content = json.loads(path.read_text())
+    assert content.pop("feature_names") is None
+    path.write_text(json.dumps(content))
+    loaded = NovelClassDiscoverer.load(tmp_path)
+    assert not hasattr(loaded, "feature_names_in_")
+    assert np.array_equal(loaded.predict(X), learnt.predict(X))
 
 
 REFUSED = {
@@ -407,7 +447,33 @@ def write_pictures(folder, images):
     return paths
 
 
-@pytest.mark.parametrize("form", [list, tuple, lambda paths: [*map(str, paths)], np.array])
+class Column:
+    """A column as other libraries have it: no sequence, and rows have labels, not numbers."""
+
+    def __init__(self, paths):
+        self._values = np.array([*map(str, paths)], object)
+
+    def to_numpy(self):
+        return self._values
+
+    def __getitem__(self, label):
+        raise KeyError(label)
+
+
+class ArrayLike:
+    """A column that NumPy alone can read."""
+
+    def __init__(self, paths):
+        self._values = np.array(paths)
+        self.shape = self._values.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+
+@pytest.mark.parametrize(
+    "form", [list, tuple, lambda paths: [*map(str, paths)], np.array, Column, ArrayLike]
+)
 def test_paths_are_as_good_as_pictures(tmp_path, of_pictures, form):
     paths = write_pictures(tmp_path, IMAGES)
     finder = short().fit(form(paths), IMAGE_Y)
@@ -675,14 +741,41 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     assert np.array_equal(loaded.predict(IMAGES), finder.predict(IMAGES))
 
 
-def test_names_of_the_command_line_are_the_estimators_too(tmp_path, monkeypatch, found):
-    found.save(tmp_path / "kept")
-    monkeypatch.setattr("sys.argv", ["ncdwf", "name", str(tmp_path / "kept"), "novel-1=elk"])
+def named(directory, monkeypatch, *names):
+    """Return what is loaded after `ncdwf name`."""
+    monkeypatch.setattr("sys.argv", ["ncdwf", "name", str(directory), *names])
     with pytest.raises(SystemExit, match="0"):
         main()
-    loaded = NovelClassDiscoverer.load(tmp_path / "kept")
+    return NovelClassDiscoverer.load(directory)
+
+
+def test_names_of_the_command_line_are_the_estimators_too(tmp_path, monkeypatch, found):
+    found.save(tmp_path / "kept")
+    loaded = named(tmp_path / "kept", monkeypatch, "novel-1=elk")
     assert loaded.classes_.tolist() == ["cat", "dog", "elk", "novel-2"]
     assert loaded.named_.tolist() == [True, True, True, False]
+
+
+def test_names_of_the_command_line_are_numbers_where_classes_are(tmp_path, monkeypatch, by_kind):
+    by_kind["integers"].save(tmp_path / "kept")
+    loaded = named(tmp_path / "kept", monkeypatch, "novel-1=40", "novel-2=elk")
+    assert loaded.classes_.tolist() == [0, 1, 40, 3]
+    assert loaded.classes_.dtype == np.int64
+    assert loaded.named_.tolist() == [True, True, True, False]
+    loaded.rename({3: 50, 40: 41})
+    assert loaded.model_.class_names == ("0", "1", "41", "50")
+    loaded.save(tmp_path / "again")
+    assert NovelClassDiscoverer.load(tmp_path / "again").classes_.tolist() == [0, 1, 41, 50]
+
+
+def test_a_number_that_the_command_line_gives_is_no_other_class_any_more(
+    tmp_path, monkeypatch, by_kind
+):
+    by_kind["floats"].save(tmp_path / "kept")
+    loaded = named(tmp_path / "kept", monkeypatch, "novel-1=3")
+    assert loaded.classes_.tolist() == [0.0, 1.0, 3.0, 4.0]
+    assert loaded.named_.tolist() == [True, True, True, False]
+    assert loaded.rename({4.0: 2.0}).classes_.tolist() == [0.0, 1.0, 3.0, 2.0]
 
 
 def test_a_second_estimator_is_not_saved_over_the_first(tmp_path, learnt, found):
@@ -767,6 +860,11 @@ HOSTILE = {
         lambda content: content.update(num_known=1, num_novel=[1, 2]),
         "num_known=1 and num_novel=[1, 2] are not the model's",
     ),
+    "too few names of columns": (
+        changed("feature_names", ["a"]),
+        "feature_names are not one for each number",
+    ),
+    "columns that are numbers": (changed("feature_names", [1] * 5), "should be tuple or null"),
     "no rounds": (changed("num_novel", []), "num_novel=[] are not the model's"),
     "a broken configuration": (changed("base.seed", "a"), "estimator.base.seed='a' should be int"),
     "impossible epochs": (changed("config.supervised.optim.epochs", 0), "optim.epochs=0 should"),
@@ -866,9 +964,19 @@ BAD_ROWS = {
     "an object that is nothing": (objects(None), "X hold NaN"),
     "an object that is a dict": (objects({}), "X should hold numbers: float() argument"),
     "a dict": ({"a": 1}, "X should hold numbers"),
-    "a generator": ((row for row in X), "X should hold numbers"),
-    "rows of different lengths": ([[1.0, 2.0], [1.0]], "X should hold numbers"),
-    "pictures of different sizes": ([IMAGES[0], IMAGES[0, :, :4]], "X should hold numbers"),
+    "a generator": ((row for row in X), "X is a generator; a list of paths, or an array, is"),
+    "paths one after another": (map(Path, "ab"), "X is a map; a list of paths, or an array, is"),
+    "rows of different lengths": (
+        [[1.0, 2.0], [1.0]],
+        "X differ in size or channels: number 0 is (2,), number 1 is (1,)",
+    ),
+    "pictures of different sizes": (
+        [IMAGES[0], IMAGES[0, :, :4]],
+        "X differ in size or channels: number 0 is (1, 16, 16), number 1 is (1, 4, 16)",
+    ),
+    "a list of things": ([[1.0, {}], [1.0, {}]], "X are not an array of numbers"),
+    "a column of numbers": (pyarrow.array(X[:, 0]), "X has shape (40,)"),
+    "a column of words that are no paths": (pyarrow.array(Y), "cat cannot be read as a picture"),
     "a sparse matrix": (scipy.sparse.csr_matrix(X), "X is a sparse matrix"),
     "a sparse array": (scipy.sparse.coo_array(X), "X is a sparse matrix"),
     "a sparse tensor": (torch.from_numpy(X).to_sparse(), "X is a sparse matrix"),
@@ -877,6 +985,7 @@ BAD_ROWS = {
     "words that are no paths": (["cat", "dog"] * 20, "cat cannot be read as a picture"),
     "an array of such words": (Y, "cat cannot be read as a picture"),
     "paths and numbers": (["good.png", 3], "X[1]=3 is no path"),
+    "a column with a gap": (pyarrow.array(["good.png", None] * 20), "X[1]=None is no path"),
     "a missing file": (["good.png", "no.png"], "no.png cannot be read as a picture: there is no"),
     "a corrupt picture": (["good.png", "bad.png"], "bad.png cannot be read as a picture: its"),
     "an empty file": (["good.png", "empty.png"], "empty.png cannot be read as a picture: it is"),
@@ -1007,6 +1116,17 @@ def test_novel_classes_are_counted_in_whole_numbers(learnt, num_novel):
     )
 
 
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, learnt):
+    finder = copy.copy(learnt).set_params(num_novel=2.0)
+    refused("num_novel=2.0 should be", finder.save, tmp_path / "kept")
+    refused("num_novel=2.0 should be", finder.discover, POOL, num_novel=2)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_the_number_of_one_round_is_checked(learnt):
+    refused("num_novel=0 should be 'auto' or a whole", learnt.discover, POOL, num_novel=0)
+
+
 def test_more_novel_classes_than_rows_are_refused(learnt):
     for num_novel in (31, 10**30):
         refused(f"{num_novel} novel classes", learnt.discover, POOL, num_novel=num_novel)
@@ -1044,6 +1164,18 @@ def test_known_rows_of_a_mixed_pool_are_left_out(learnt):
     assert copy.copy(learnt).discover(POOL).survey_.sifted is None
 
 
+@pytest.mark.parametrize(("share", "warnings"), [(0.95, 0), (0.964, 1)])
+def test_a_pool_that_is_known_almost_all_of_it_is_warned_of(
+    monkeypatch, caplog, learnt, share, warnings
+):
+    everything = Sifted(torch.ones(len(POOL), dtype=torch.bool), share)
+    monkeypatch.setattr("ncdwf.learning.discovery.sift", lambda *_, **__: everything)
+    with caplog.at_level(logging.WARNING, logger="ncdwf.estimator"):
+        copy.copy(learnt).discover(POOL, pool="mixed")
+    said = "about 96 % of the pool is of known classes: what was found may be no class"
+    assert [record.getMessage() for record in caplog.records] == [said] * warnings
+
+
 def test_a_new_fit_forgets_what_the_last_pool_was_like():
     finder = short().fit(X, Y).discover(POOL)
     assert finder.survey_ is not None
@@ -1062,6 +1194,9 @@ def test_too_small_a_pool_is_not_counted(learnt):
 
 
 BAD_PARAMETERS = [
+    ("num_novel", 0, "num_novel=0 should be 'auto' or a whole number from 1 on"),
+    ("num_novel", 2.0, "num_novel=2.0 should be"),
+    ("num_novel", "many", "num_novel='many' should be"),
     ("method", "ncd", "unknown method 'ncd'; there are ncdwf"),
     ("method", 3, "method=3 should be the name of a method"),
     ("method", ["ncdwf"], "method=['ncdwf'] should be the name of a method"),
@@ -1106,6 +1241,11 @@ BAD_PARAMETERS = [
         "settings",
         {"discovery.num_novel": 3},
         "settings['discovery.num_novel'] is given as num_novel",
+    ),
+    (
+        "settings",
+        {"discovery.pool": "mixed"},
+        "settings['discovery.pool'] is given as discover(X, pool=…)",
     ),
 ]
 

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ncdwf.data.inputs import as_images, as_inputs, as_labels, as_vectors, resized
+from ncdwf.data.inputs import (
+    DIGEST_ROWS,
+    as_images,
+    as_inputs,
+    as_labels,
+    as_vectors,
+    digest,
+    resized,
+)
 from ncdwf.errors import InputError
 
 ARRAY = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
@@ -272,3 +280,32 @@ def test_labels_of_all_classes_are_kept(num_known, more, random, dtype):
 def test_what_are_no_labels_is_refused(labels, num_images, message):
     with pytest.raises(InputError, match=re.escape(message)):
         as_labels(labels, num_images)
+
+
+def test_a_digest_tells_data_apart():
+    images, labels = torch.from_numpy(ARRAY), torch.tensor([0, 1])
+    known = digest(images, labels, ("a", "b"))
+    assert known == digest(images.clone(), labels.clone(), ["a", "b"])
+    assert (known["rows"], known["shape"]) == (2, [3, 4, 5])
+    assert digest(images) == {key: known[key] for key in ("rows", "shape", "sha256")}
+    changed = images.clone()
+    changed[-1, -1, -1, -1] += 1
+    for other in (
+        changed,
+        images[:1],
+        images.flip(0),
+        images.view(2, 3, 5, 4),
+        images.float()[0, 0],
+    ):
+        assert digest(other) != digest(images)
+    for other in (digest(images, labels.flip(0), ("a", "b")), digest(images, labels, ("a", "c"))):
+        assert other != known
+        assert other["sha256"] == known["sha256"]
+
+
+def test_a_digest_reads_few_rows_of_a_large_pool():
+    rows = torch.arange(3 * DIGEST_ROWS, dtype=torch.float32)[:, None]
+    unread, read = rows.clone(), rows.clone()
+    unread[1], read[3] = -1, -1
+    assert digest(unread) == digest(rows) != digest(read)
+    assert digest(rows[:0])["rows"] == 0

@@ -613,6 +613,36 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
         run_net(Net(), checkpoints=every_step(tmp_path, "b"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": 5}, r"it began with 6 of shape \(2,\), there are 5 of shape \(2,\) now"),
+        ({"shape": [3]}, r"it began with 6 of shape \(2,\), there are 6 of shape \(3,\) now"),
+        ({"sha256": "d"}, "as many as before, but not the same"),
+        ({"labels": "e"}, "the labels or the names of the classes are others"),
+    ],
+)
+def test_a_checkpoint_of_other_data_is_refused(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    data = {"rows": 6, "shape": [2], "sha256": "b", "labels": "c"}
+    checkpoints = every_step(tmp_path)
+    checkpoints.data = data
+    run_net(Net(), checkpoints=checkpoints)
+    assert checkpoints.latest("test") is not None
+    checkpoints.data = {**data, **changes}
+    with pytest.raises(InputError, match=f"belongs to other data: {words}; .* delete {tmp_path} "):
+        run_net(Net(), checkpoints=checkpoints)
+
+
+def test_a_checkpoint_that_does_not_tell_its_data_is_refused(tmp_path: Path) -> None:
+    run_net(Net(), checkpoints=every_step(tmp_path))
+    checkpoints = every_step(tmp_path)
+    checkpoints.data = {"rows": 6}
+    with pytest.raises(InputError, match="with which it began is not recorded"):
+        checkpoints.latest("test")
+
+
 def final_state(directory: Path) -> tuple[dict[str, bytes], list[str]]:
     """Return every tensor of the last checkpoint (weights, buffers, momentum), bit for bit."""
     latest = every_step(directory).latest("test")

@@ -674,6 +674,8 @@ def test_classes_can_be_given_other_names(tmp_path):
         ({"novel-1": "kakapo", "cat": "kakapo"}, "two classes would be called 'kakapo'"),
         ({"novel-1": ""}, "'' is not a name"),
         ({"novel-1": " \t"}, "' \\t' is not a name"),
+        ({"novel-1": "new\nline"}, "'new\\nline' has characters that cannot be printed"),
+        ({"novel-1": "\x1b[31mred"}, "'\\x1b[31mred' has characters that cannot be printed"),
     ],
 )
 def test_names_that_cannot_be_given_are_refused_and_change_nothing(names, message):

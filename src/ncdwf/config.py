@@ -204,6 +204,7 @@ class Config:
         require(
             isinstance(self.method.get("name"), str), "config.method should hold the key 'name'"
         )
+        require(self.seed >= 0, f"config.seed={self.seed} should be 0 or more")
         require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
         require(self.snapshot_epochs >= 0, "config.snapshot_epochs should be 0 or more")
 
@@ -264,9 +265,11 @@ def _keys(value: Any) -> list[str]:
 
 
 def _unknown_key(where: str, key: str, accepted: Mapping[str, Any]) -> str:
-    nearest = difflib.get_close_matches(key, accepted, n=1, cutoff=0.0)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else "no key is accepted there"
-    return f"unknown key {where}.{key}; {hint}"
+    nearest = difflib.get_close_matches(key, accepted, n=1)
+    if nearest:
+        return f"unknown key {where}.{key}; did you mean {nearest[0]!r}?"
+    there = f"there are {', '.join(accepted)}" if accepted else "no key is accepted there"
+    return f"unknown key {where}.{key}; {there}"
 
 
 def _literal(text: str) -> Any:

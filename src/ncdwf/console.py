@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ncdwf.config import Config
 from ncdwf.data.decoding import Skipped
+from ncdwf.errors import counted
 from ncdwf.learning.discovery import Surveyed
 from ncdwf.model.model import Holding
 from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
@@ -24,6 +25,8 @@ out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
 MOST_SKIPPED = 20
 """So many unreadable files are listed one by one."""
+MOSTLY_KNOWN = 0.95
+"""Where more of a pool looks known, the rest may be what was not recognised."""
 
 
 class Format(StrEnum):
@@ -83,15 +86,14 @@ def print_skipped(skipped: Sequence[Skipped]) -> None:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more", highlight=False)
 
 
-def print_choices(config: Config, phase: str, **counts: int) -> None:
+def print_choices(config: Config, phase: str, *counts: str) -> None:
     """Say what followed from the data; everything can be overridden."""
     assert config.own is not None
     optim = config.supervised.optim if phase == "supervised" else config.discovery.optim
     size = "×".join(map(str, config.own.shape))
-    counted = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     out.print(
-        f"{counted} at {size} · backbone {config.backbone} · {optim.epochs} epochs, "
-        f"batch {optim.batch_size}, learning rate {optim.lr:g}. "
+        f"{', '.join(counts)} at {size} · backbone {config.backbone} · "
+        f"{counted(optim.epochs, 'epoch')}, batch {optim.batch_size}, learning rate {optim.lr:g}. "
         f"Another choice: --set {phase}.optim.epochs=…",
         highlight=False,
         soft_wrap=True,
@@ -101,18 +103,20 @@ def print_choices(config: Config, phase: str, **counts: int) -> None:
 def print_survey(found: Surveyed) -> None:
     """Say what was found out about a pool before discovery."""
     if found.sifted is not None:
-        kept, total = int(found.sifted.is_kept.sum()), len(found.sifted.is_kept)
-        out.print(
-            f"About {found.sifted.known_share:.0%} of the pool is of known classes: "
-            f"{total - kept:,} of {total:,} pictures are left out.",
-            highlight=False,
-            soft_wrap=True,
+        share, total = found.sifted.known_share, len(found.sifted.is_kept)
+        left_out = total - int(found.sifted.is_kept.sum())
+        told = (
+            f"About {share:.0%} of the pool is of known classes: {left_out:,} of "
+            f"{counted(total, 'picture')} {'is' if left_out == 1 else 'are'} left out."
         )
+        if share > MOSTLY_KNOWN:
+            told += " So little of it looks novel that what is found may be no class at all."
+        out.print(told, highlight=False, soft_wrap=True)
     if found.count is not None:
         count = found.count
         out.print(
-            f"The pool seems to hold {count.number} novel classes, between {count.low} and "
-            f"{count.high}. Another choice: --num-novel …",
+            f"The pool seems to hold {counted(count.number, 'novel class')}, between {count.low} "
+            f"and {count.high}. Another choice: --num-novel …",
             highlight=False,
             soft_wrap=True,
         )

@@ -23,6 +23,16 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: object) -> str:
     """Return what a foreign error says, on one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "class"), counted(1200, "class"), counted(0, "picture")
+    ('1 class', '1,200 classes', '0 pictures')
+    """
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    return f"{number:,} {thing if number == 1 else plural}"

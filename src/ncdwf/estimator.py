@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin as FeatureNamesMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 import ncdwf.methods  # noqa: F401 - registers every method
@@ -22,10 +23,14 @@ from ncdwf.config import Config, from_dict, override, require
 from ncdwf.data.inputs import Inputs
 from ncdwf.data.xy import (
     as_names,
+    as_the_model_names_them,
+    check_columns,
     known_classes,
+    positions,
     read_labels,
     read_like,
     read_new,
+    remember_columns,
     renamed_classes,
     with_novel,
 )
@@ -42,23 +47,26 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
 LARGEST_IMAGE_SIZE = 4096
+MOSTLY_KNOWN = 0.95
+"""A pool of which a larger share is known may hold no novel class at all."""
 OWN_PARAMETERS = {
-    "seed": "random_state",
-    "device": "device",
-    "backbone": "backbone",
-    "method.name": "method",
-    "discovery.num_novel": "num_novel",
+    "seed": "random_state=…",
+    "device": "device=…",
+    "backbone": "backbone=…",
+    "method.name": "method=…",
+    "discovery.num_novel": "num_novel=…",
+    "discovery.pool": "discover(X, pool=…)",
 }
-"""Fields of the configuration that a parameter decides."""
+"""Fields of the configuration that a parameter decides, or an argument of `discover`."""
 
 
-class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier that discovers classes nobody labelled, without forgetting the labelled ones.
 
     `fit` learns the known classes and keeps neither `X` nor `y`; `discover`, as often as you like,
     finds novel classes in unlabelled data; `predict` names anything, and nobody says which kind it
     is. `X` may be pictures (uint8, `[image, channel, height, width]` or with the channels last),
-    a list of paths of pictures, or vectors (`[row, number]`).
+    a list or a column of paths of pictures, or vectors (`[row, number]`).
 
     Args:
         num_novel: how many novel classes `discover` looks for; `auto` estimates it.
@@ -133,7 +141,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             class_names=tuple(map(str, classes.tolist())),
             backbone=module,
         )
-        self._remember_columns(X if inputs.ndim == 2 else None)
+        remember_columns(self, X if inputs.ndim == 2 else None)
         self._base, self.config_ = base, config
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
         self.num_known_ = len(classes)
@@ -159,10 +167,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         check_is_fitted(self)
         self._check_parameters()
         wanted = self.num_novel if num_novel is None else num_novel
-        is_number = _is_one(wanted, "auto") or _is_count(wanted)
-        require(
-            is_number, f"num_novel={shown(wanted)} should be 'auto' or a whole number from 1 on"
-        )
+        _check_num_novel(wanted)
         require(_is_one(pool, "novel", "mixed"), f"pool={shown(pool)} should be 'novel' or 'mixed'")
         inputs = self._inputs(X)
         base, has_gpu = self._for_method(), self._has_gpu()
@@ -174,6 +179,12 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         method = make_method(config.method)
         self.model_ = discover(self.model_, inputs, method, config, surveyed=found.append)
         self.config_, self.survey_ = config, found[0]
+        sifted = self.survey_.sifted
+        if sifted is not None and sifted.known_share > MOSTLY_KNOWN:
+            log.warning(
+                "about %.0f %% of the pool is of known classes: what was found may be no class",
+                100 * sifted.known_share,
+            )
         self.classes_ = with_novel(self.classes_, self.model_.novel_names)
         self.num_novel_ = [*self.num_novel_, self.model_.num_novel]
         unnamed = np.zeros(self.model_.num_novel, dtype=bool)
@@ -227,7 +238,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         rows = np.isin(predicted, discovered) & np.isin(true, unseen)
         right = predicted == true
         if len(unseen) and len(discovered):
-            clusters = _positions(discovered, predicted[rows])
+            clusters = positions(discovered, predicted[rows])
             names = np.searchsorted(unseen, true[rows])
             counts = count_pairs(clusters, names, len(discovered), len(unseen))
             right[rows] = match_clusters(counts)[clusters] == names
@@ -262,6 +273,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             "named": self.named_.tolist(),
             "num_known": self.num_known_,
             "num_novel": self.num_novel_,
+            "feature_names": list(getattr(self, "feature_names_in_", ())) or None,
             "base": asdict(self._base),
             "config": asdict(self.config_),
         }
@@ -288,14 +300,21 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             estimator.backbone = backbone
         estimator.model_ = model.to(choose_device(estimator.device))
         estimator._base, estimator.config_ = saved.base, saved.config
-        estimator.classes_, estimator.named_ = np.array(saved.classes), np.array(saved.named)
-        if isinstance(saved.classes[0], str):  # `ncdwf name` gives names to the model alone
-            estimator.classes_ = np.array(model.class_names)
-            estimator.named_ |= estimator.classes_ != np.array(saved.classes)
+        # `ncdwf name` gives names to the model alone.
+        estimator.classes_, estimator.named_ = as_the_model_names_them(
+            saved.classes, saved.named, model.class_names
+        )
         estimator.num_known_, estimator.num_novel_ = saved.num_known, list(saved.num_novel)
         if len(model.architecture.input_shape) == 1:
             estimator.n_features_in_ = model.architecture.input_shape[0]
+        if saved.feature_names is not None:
+            estimator.feature_names_in_ = np.array(saved.feature_names, dtype=object)
         return estimator
+
+    @property
+    def _n_features_out(self) -> int:
+        """Return how many features there are: scikit-learn gives each a name."""
+        return self.model_.backbone.num_features
 
     def __sklearn_tags__(self) -> Any:
         """Say that features are single precision, whatever comes in."""
@@ -316,36 +335,23 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
             "settings": (isinstance(self.settings, Mapping | None), "a mapping, or None"),
             "device": (_is_one(self.device, *devices), f"one of {devices}"),
         }
+        _check_num_novel(self.num_novel)
         for name, (is_fine, what) in accepted.items():
             require(is_fine, f"{name}={shown(getattr(self, name))} should be {what}")
         check_method(self.method)
 
     def _inputs(self, X: Any) -> Inputs:
         """Return X as the network reads it."""
-        inputs = read_like(X, self._shape)
+        inputs = read_like(X, self.model_.architecture.input_shape)
         if inputs.ndim == 2:
-            _check_columns(self, X)
+            check_columns(self, X)
         return self.model_.check(inputs)
-
-    def _remember_columns(self, X: Any) -> None:
-        """Set what scikit-learn keeps of vectors: how many columns, and their names."""
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-        if X is not None:
-            validate_data(self, X, skip_check_array=True)
 
     def _side(self, side: int) -> int:
         """Return the side that pictures are scaled to whose shorter one is `side`."""
         if self.image_size == "auto":
             return min(side, LARGEST_SIDE[self._has_gpu()])
         return int(self.image_size)
-
-    def _shape(self) -> tuple[int, int, int]:
-        """Return channels, height and width of the pictures that were learnt."""
-        shape = self.model_.architecture.input_shape
-        if len(shape) == 1:
-            raise InputError(f"X holds pictures; this estimator was fitted to {shape[0]} numbers")
-        return shape[0], shape[1], shape[2]
 
     def _for_method(self) -> Config:
         """Return the configuration that `fit` found; with another method, for that method."""
@@ -373,7 +379,7 @@ class NovelClassDiscoverer(TransformerMixin, ClassifierMixin, BaseEstimator):  #
         config = complete(config)
         for key, value in (self.settings or {}).items():
             if key in OWN_PARAMETERS:
-                raise InputError(f"settings[{key!r}] is given as {OWN_PARAMETERS[key]}=…")
+                raise InputError(f"settings[{key!r}] is given as {OWN_PARAMETERS[key]}")
             text = json.dumps(_plain(f"settings[{key!r}]", value))
             config = override(config, f"{key}={text}")
         return complete(config)
@@ -403,6 +409,8 @@ class _Saved:
     num_novel: tuple[int, ...]
     base: Config
     config: Config
+    feature_names: tuple[str, ...] | None = None
+    """Of the columns of vectors, if they had any; earlier versions did not save them."""
 
     def check(self, model: Model) -> None:
         """Refuse what does not belong to `model`."""
@@ -421,6 +429,11 @@ class _Saved:
             and self.num_known + sum(rounds) == num_classes,
             f"num_known={self.num_known} and num_novel={list(self.num_novel)} are not the model's",
         )
+        require(
+            self.feature_names is None
+            or model.architecture.input_shape == (len(self.feature_names),),
+            "feature_names are not one for each number that the model reads",
+        )
         for config in (self.base, self.config):
             complete(config)
 
@@ -433,6 +446,11 @@ def _seed(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(source.randint(2**31))
+
+
+def _check_num_novel(value: Any) -> None:
+    is_fine = _is_one(value, "auto") or _is_count(value)
+    require(is_fine, f"num_novel={shown(value)} should be 'auto' or a whole number from 1 on")
 
 
 def _is_count(value: Any, most: int | None = None) -> bool:
@@ -458,17 +476,3 @@ def _plain_scalar(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is no value of JSON")
-
-
-def _positions(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where in `values` each of `wanted` is."""
-    order = np.argsort(values)
-    return order[np.searchsorted(values, wanted, sorter=order)]
-
-
-def _check_columns(estimator: BaseEstimator, X: Any) -> None:
-    """Refuse vectors of another width, or with other names of their columns, than `fit` saw."""
-    try:
-        validate_data(estimator, X, reset=False, skip_check_array=True)
-    except ValueError as error:
-        raise InputError(str(error)) from error

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ncdwf import __version__, storage
-from ncdwf.errors import InputError, NcdwfError
+from ncdwf.errors import InputError, NcdwfError, first_line
 from ncdwf.model import Model
 from ncdwf.model.heads import CosineHead, MultiHead
 from ncdwf.noise import generator
@@ -108,7 +108,7 @@ def _traced(model: Model) -> bytes:
                 dynamic_axes={name: {0: "batch"} for name in ("images", *OUTPUTS)},
             )
     except RuntimeError as error:
-        raise InputError(f"this model cannot be written as ONNX: {_first_line(error)}") from error
+        raise InputError(f"this model cannot be written as ONNX: {first_line(error)}") from error
     return buffer.getvalue()
 
 
@@ -209,7 +209,7 @@ def _check(runtime: Any, data: bytes, model: Model, path: Path) -> None:
         batches = [_difference(session, model, number) for number in CHECKED_BATCHES]
     except Exception as error:  # those of onnxruntime have no other base
         raise NcdwfError(
-            f"{path} is not written, onnxruntime cannot run it: {_first_line(error)}"
+            f"{path} is not written, onnxruntime cannot run it: {first_line(error)}"
         ) from error
     difference = float(torch.tensor(batches).max())  # unlike Python's, it keeps NaN
     if not difference <= TOLERANCE:
@@ -229,7 +229,3 @@ def _difference(session: Any, model: Model, num_images: int) -> float:
     decided = ~((outputs.novelty.logit() - border).abs() <= TOLERANCE)
     wrong = (probabilities - model.probabilities(outputs)).abs().amax(1) * decided
     return float(torch.cat([wrong, (novelty - outputs.novelty).abs()]).max())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ncdwf.errors import InputError, StorageError
+from ncdwf.errors import InputError, StorageError, first_line
 
 MANIFEST = "manifest.json"
+LOCK_FILE = ".lock"
 MAX_JSON_BYTES = 64 * 2**20
 
 
@@ -110,7 +111,7 @@ def parse_json(data: bytes, path: Path) -> Any:
             parse_float=_finite,
         )
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {_first_line(error)}") from error
+        raise InputError(f"{path} is not valid JSON: {first_line(error)}") from error
 
 
 def to_tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -124,7 +125,7 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"{path} is not a safetensors file: {_first_line(error)}") from error
+        raise InputError(f"{path} is not a safetensors file: {first_line(error)}") from error
 
 
 def commit_directory(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -170,13 +171,19 @@ def remove_directory(directory: Path) -> None:
             shutil.rmtree(directory)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with _explained(path):
+        path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold `directory` for this process; a second process gets one clear line.
 
     The lock belongs to the open file, so it is gone when the process is, however it ended.
     """
-    path = make_directory(directory) / ".lock"
+    path = make_directory(directory) / LOCK_FILE
     with _explained(path):
         file = path.open("a")
     with file:
@@ -229,7 +236,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
         raise ValueError(f"{text} is too large")
     return float(text)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

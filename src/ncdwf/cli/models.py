@@ -7,7 +7,7 @@ import typer
 
 from ncdwf.cli.options import ModelDir, Strict
 from ncdwf.cli.own import check_text, picture_shape
-from ncdwf.console import Bar, Format, out, print_holdings, print_rows, print_skipped
+from ncdwf.console import Bar, Format, err, out, print_holdings, print_rows, print_skipped
 from ncdwf.data.folder import decode, find_pictures
 from ncdwf.errors import InputError
 from ncdwf.export import export_onnx
@@ -32,7 +32,7 @@ def predict(
 
         ncdwf predict runs/digits-5-5-ncdwf-seed0 a.png b.png --format csv
     """
-    loaded = experiment.load_model(model)
+    loaded = Model.load(_newest(model))
     files = find_pictures(paths)
     with Bar() as bar:
         decoded = decode(files, picture_shape(loaded), strict=strict, progress=bar)
@@ -73,7 +73,7 @@ def name(
             raise InputError(f"{old!r} would be called {pairs[old]!r} and {new!r}; give one name")
         pairs[old] = new
     check_text(*pairs.values())
-    directory = experiment.model_dir(model)
+    directory = _newest(model)
     loaded = Model.load(directory)
     loaded.rename(pairs)
     loaded.save_names(directory)
@@ -90,7 +90,7 @@ def export(
 
         ncdwf export both --onnx birds.onnx
     """
-    export_onnx(experiment.load_model(model), onnx)
+    export_onnx(Model.load(_newest(model)), onnx)
     out.print(f"Written to {onnx}, and it answers as the model does", soft_wrap=True)
 
 
@@ -101,7 +101,7 @@ def inspect(model: ModelDir) -> None:
 
         ncdwf inspect runs/digits-5-5-ncdwf-seed0
     """
-    loaded = experiment.load_model(model)
+    loaded = Model.load(_newest(model))
     holdings = loaded.holdings()
     print_holdings(str(model), holdings)
     total = sum(item.num_bytes for item in holdings)
@@ -114,3 +114,14 @@ def inspect(model: ModelDir) -> None:
         "labelled ones; richer statistics (supervised.spread) tell more.",
         soft_wrap=True,
     )
+
+
+def _newest(model: Path) -> Path:
+    """Return where the newest model of a run is; say so if discovery should have left a newer."""
+    if experiment.Run(model).is_discovering:
+        hint = (
+            f"discovery in {model} has not finished; this is the model before it, of the known "
+            f"classes alone. Go on with: ncdwf discover --resume {model}"
+        )
+        err.print(hint, highlight=False, soft_wrap=True)
+    return experiment.model_dir(model)

@@ -1,5 +1,6 @@
 """Work on pictures of one's own: what follows from them, and how they are read."""
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,7 @@ from ncdwf.cli.runs import Changes, check_over, run_dir
 from ncdwf.config import Config, OwnData
 from ncdwf.console import Bar, print_choices, print_skipped
 from ncdwf.data.folder import Listing, decode, labelled_folder, labelled_table, survey, unlabelled
-from ncdwf.data.inputs import Inputs
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, counted
 from ncdwf.learning.discovery import check_method, check_pool
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
@@ -48,7 +48,8 @@ def own_classes(
     with Bar() as bar:
         labelled = labelled_reader(config, None, bar)()
     work = Run.create(run_dir(out_dir, config), config)
-    print_choices(config, "supervised", pictures=len(labelled[0]), classes=len(labelled[2]))
+    counts = counted(len(labelled[0]), "picture"), counted(len(labelled[2]), "class")
+    print_choices(config, "supervised", *counts)
     return work, lambda: labelled
 
 
@@ -59,7 +60,7 @@ def own_round(
     strict: bool,
     out_dir: Path | None,
     changes: Changes,
-) -> tuple[Run, Callable[[], Inputs]]:
+) -> tuple[Run, Callable[[], experiment.Pool]]:
     """Begin a round of discovery in somebody's unlabelled pictures, once they are read."""
     wanted = _number(num_novel)
     check_text(*(path.resolve() for path in images))
@@ -79,9 +80,9 @@ def own_round(
     check_pool(num_pictures, config.discovery.num_novel)
     with Bar() as bar:
         pool = pool_reader(config, None, bar)()
-    check_pool(len(pool), config.discovery.num_novel)
+    check_pool(len(pool[0]), config.discovery.num_novel)
     work = Run.create(run_dir(out_dir, config), config, (start, []))
-    print_choices(config, "discovery", pictures=len(pool))
+    print_choices(config, "discovery", counted(len(pool[0]), "picture"))
     return work, lambda: pool
 
 
@@ -106,7 +107,8 @@ def labelled_reader(
         for name in sorted(set(listing.labels)):
             if counts[name] < 2:
                 raise InputError(
-                    f"of class {name!r} {counts[name]} pictures can be read; 2 or more are needed"
+                    f"of class {name!r} {counted(counts[name], 'picture')} can be read; "
+                    "2 or more are needed"
                 )
         names, codes = np.unique(labels, return_inverse=True)
         return decoded.images, torch.from_numpy(codes), tuple(names.tolist())
@@ -114,17 +116,22 @@ def labelled_reader(
     return read
 
 
-def pool_reader(config: Config, data_dir: Path | None, bar: Bar) -> Callable[[], Inputs]:
+def pool_reader(config: Config, data_dir: Path | None, bar: Bar) -> Callable[[], experiment.Pool]:
     """Return how the pool of a run is read."""
     if config.own is None:
-        return partial(experiment.pool_of, config.setting, data_dir)
+        return lambda: (experiment.pool_of(config.setting, data_dir), None)
     own = config.own
 
-    def read() -> Inputs:
+    def read() -> experiment.Pool:
         listing = unlabelled(map(Path, own.pool))
         decoded = decode(listing.paths, own.shape, strict=own.strict, progress=bar)  # type: ignore[arg-type]
         print_skipped(decoded.skipped)
-        return decoded.images
+        # Names of files may hold any bytes.
+        names = [
+            os.fsencode(listing.paths[row]).decode(errors="backslashreplace")
+            for row in decoded.kept
+        ]
+        return decoded.images, names
 
     return read
 

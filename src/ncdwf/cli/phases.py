@@ -26,12 +26,12 @@ from ncdwf.cli.runs import (
     begin,
     begin_round,
     check_free,
+    check_once,
     fetch,
     recorded_config,
     reopen_round,
 )
 from ncdwf.console import Bar, err, out, print_scores, print_survey
-from ncdwf.data.inputs import Inputs
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError
 from ncdwf.estimator import LARGEST_IMAGE_SIZE
@@ -40,6 +40,8 @@ from ncdwf.model import Model
 from ncdwf.recipes import RECIPES
 from ncdwf.results import experiment
 from ncdwf.results.experiment import Run
+
+NOTHING_LEFT = "Nothing was left to do. "
 
 
 def run(
@@ -64,6 +66,7 @@ def run(
 
         ncdwf run --resume runs/digits-5-5-ncdwf-seed0
     """
+    check_once(sets or (), seed=seed, method=method)
     changes = Changes(method=method, seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
     work = begin(setting, out_dir, resume, config_file, changes)
     if work.config.own is not None:
@@ -71,11 +74,12 @@ def run(
             f"{work.path} is of pictures of your own; go on with 'ncdwf learn --resume' or "
             "'ncdwf discover --resume'"
         )
+    is_done = resume is not None and (work.path / experiment.SCORES_FILE).exists()
     with _resumable(work), Bar() as bar:
-        scores = experiment.execute(work, bar, data_dir=data_dir)
+        scores = experiment.execute(work, bar, data_dir=data_dir, surveyed=print_survey)
     config = work.config
     print_scores(scores, f"{config.method['name']} on {config.setting}, seed {config.seed}")
-    out.print(f"Written to {work.path}", soft_wrap=True)
+    out.print(f"{NOTHING_LEFT if is_done else ''}Written to {work.path}", soft_wrap=True)
 
 
 def learn(
@@ -114,6 +118,7 @@ def learn(
 
         ncdwf learn --resume known
     """
+    check_once(sets or (), seed=seed, backbone=backbone)
     changes = Changes(seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
     load: Callable[[], experiment.Labelled] | None = None
     if images is None:
@@ -127,8 +132,10 @@ def learn(
         config = own_config(images, image_size, backbone, strict, changes)
         work, load = own_classes(config, out_dir)
     with _resumable(work), Bar() as bar:
-        experiment.learn_stage(work, load or labelled_reader(work.config, data_dir, bar), bar)
-    out.print(f"A model of the known classes is in {work.path}", soft_wrap=True)
+        load = load or labelled_reader(work.config, data_dir, bar)
+        has_learnt = experiment.learn_stage(work, load, bar)
+    done = "" if has_learnt else NOTHING_LEFT
+    out.print(f"{done}A model of the known classes is in {work.path}", soft_wrap=True)
 
 
 def discover(
@@ -170,9 +177,10 @@ def discover(
 
         ncdwf discover --resume both
     """
+    check_once(sets or (), seed=seed, method=method, pool=pool, num_novel=num_novel)
     pool_sets = () if pool is None else (f"discovery.pool={pool}",)
     changes = Changes(method=method, seed=seed, sets=(*pool_sets, *(sets or ())), data_dir=data_dir)
-    load: Callable[[], Inputs] | None = None
+    load: Callable[[], experiment.Pool] | None = None
     if not images and (strict or num_novel is not None):
         raise InputError("--num-novel and --strict go with --images")
     if resume is not None:
@@ -188,9 +196,12 @@ def discover(
         work = begin_round(model, setting, out_dir, changes)
     with _resumable(work), Bar() as bar:
         load = load or pool_reader(work.config, data_dir, bar)
-        experiment.discover_stage(work, load, bar, print_survey)
+        has_discovered = experiment.discover_stage(work, load, bar, print_survey)
+    done = "" if has_discovered else NOTHING_LEFT
     found = ", ".join(Model.load(work.path).novel_names)
-    out.print(f"A model of known and novel classes ({found}) is in {work.path}", soft_wrap=True)
+    out.print(
+        f"{done}A model of known and novel classes ({found}) is in {work.path}", soft_wrap=True
+    )
 
 
 def evaluate(

@@ -1,5 +1,6 @@
 """How the work of a verb begins: from a recipe, a configuration, a model or a run cut off."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,6 +119,25 @@ def check_over(config: Config, recorded: Config) -> None:
     """Refuse changes of the supervised phase, which the model has behind it."""
     if (config.supervised, config.backbone) != (recorded.supervised, recorded.backbone):
         raise InputError("discover cannot change supervised or backbone: that phase is over")
+
+
+FIELDS = {
+    "seed": "seed",
+    "method": "method.name",
+    "backbone": "backbone",
+    "pool": "discovery.pool",
+    "num-novel": "discovery.num_novel",
+}
+"""The field that each option changes."""
+
+
+def check_once(sets: Sequence[str], **options: object) -> None:
+    """Refuse a field that an option of its own gives and --set as well."""
+    keys = {assignment.partition("=")[0] for assignment in sets}
+    given = {name.replace("_", "-") for name, value in options.items() if value is not None}
+    for name in sorted(given):
+        if FIELDS[name] in keys:
+            raise InputError(f"--{name} and --set {FIELDS[name]}=… say the same; give one of them")
 
 
 def check_free(out_dir: Path | None) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ncdwf import storage
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, first_line
 
 OFFLINE_VARIABLE = "NCDWF_OFFLINE"
 TIMEOUT_SECONDS = 30.0
@@ -85,7 +85,7 @@ def fetch(source: Source, progress: Progress | None = None) -> bytes:
         _check(data, source)
     except urllib.error.HTTPError as error:
         with error:  # it holds the connection
-            raise InputError(f"the download failed: {_first_line(error)}") from error
+            raise InputError(f"the download failed: {first_line(error)}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise InputError(f"the download failed: {_reason(error)}") from error
     return data
@@ -101,7 +101,7 @@ def unpack(data: bytes, folder: str, names: Iterable[str]) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             return {name: _read_plain(archive, f"{folder}/{name}") for name in names}
     except Exception as error:  # a hostile archive can make the parsers raise anything
-        raise InputError(f"the archive cannot be unpacked: {_first_line(error)}") from error
+        raise InputError(f"the archive cannot be unpacked: {first_line(error)}") from error
 
 
 class _Nobody:
@@ -144,8 +144,4 @@ def _read_plain(archive: tarfile.TarFile, name: str) -> bytes:
 def _reason(error: Exception) -> str:
     """Return the system's words for a failure; urllib wraps them once more."""
     cause = getattr(error, "reason", error)
-    return getattr(cause, "strerror", None) or _first_line(cause)
-
-
-def _first_line(error: object) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return getattr(cause, "strerror", None) or first_line(cause)

@@ -1,5 +1,7 @@
 """Checks at the door: what pictures, plain vectors and their labels must look like."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ Vectors = Float[Tensor, "image number"]
 Inputs = Images | Vectors
 """What a model reads: pictures, or one vector of numbers in the place of each."""
 Labels = Int64[Tensor, " image"]
+DIGEST_ROWS = 4096
+"""So many rows say whether data is the same as before."""
 TrainAndTest = tuple[
     UInt8[Tensor, "train channel height width"],
     Int64[Tensor, " train"],
@@ -115,6 +119,25 @@ def as_labels(labels: Any, num_images: int) -> Labels:
     if int((tensor == scarce).sum()) < 2:
         raise InputError(f"class {scarce} has one picture; two or more of each are needed")
     return tensor
+
+
+def digest(
+    inputs: Inputs, labels: Labels | None = None, names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return by what data is known again, as plain values.
+
+    Of a pool that is larger than memory few rows are read, spread evenly over it.
+    """
+    total = hashlib.sha256(str(inputs.dtype).encode())
+    count = min(len(inputs), DIGEST_ROWS)
+    for number in range(count):
+        total.update(inputs[number * len(inputs) // count].cpu().numpy().tobytes())
+    known = {"rows": len(inputs), "shape": list(inputs.shape[1:]), "sha256": total.hexdigest()}
+    if labels is None:
+        return known
+    named = hashlib.sha256(json.dumps(list(names)).encode())
+    named.update(labels.cpu().numpy().tobytes())
+    return {**known, "labels": named.hexdigest()}
 
 
 def _from_array(values: Any, name: str) -> Tensor:

@@ -3,17 +3,19 @@
 Labels are read here, so nothing of the discovery phase may import this module.
 """
 
+import itertools
 import numbers
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from ncdwf.config import require
 from ncdwf.data.folder import decode, survey
@@ -32,11 +34,11 @@ def read_new(X: Any, side_of: Callable[[int], int]) -> Inputs:
     """Return X as a network that is still to be made will read it.
 
     Args:
-        X: pictures, a list of paths of pictures, or vectors.
+        X: pictures, a list or a column of paths of pictures, or vectors.
         side_of: from the shorter side of pictures to the one that they are scaled to.
     """
-    if _are_paths(X):
-        paths = [Path(path) for path in X]
+    paths = _paths(X)
+    if paths:
         found = survey(paths)
         side = side_of(found.median_side)
         shape = (3 if found.has_colour else 1, side, side)
@@ -50,21 +52,38 @@ def read_new(X: Any, side_of: Callable[[int], int]) -> Inputs:
     return resized(as_images(inputs), *scaled)
 
 
-def read_like(X: Any, learnt_shape: Callable[[], tuple[int, int, int]]) -> Inputs:
+def read_like(X: Any, shape: tuple[int, ...]) -> Inputs:
     """Return X as a network reads it that has learnt.
 
     Args:
-        X: pictures, a list of paths of pictures, or vectors.
-        learnt_shape: channels, height and width of the pictures that it learnt from; asked of
-            pictures alone, since vectors have none.
+        X: pictures, a list or a column of paths of pictures, or vectors.
+        shape: of what it learnt from: channels, height and width of a picture, or how many
+            numbers a vector has.
     """
-    if _are_paths(X):
-        return decode([Path(path) for path in X], learnt_shape(), strict=True).images
+    paths = _paths(X)
+    if paths:
+        return decode(paths, _of_pictures(shape), strict=True).images
     inputs = as_inputs(_array(X), name="X")
     if inputs.ndim == 2:
         return inputs
-    _, height, width = learnt_shape()
+    _, height, width = _of_pictures(shape)
     return resized(as_images(inputs), height, width)
+
+
+def remember_columns(estimator: BaseEstimator, X: Any) -> None:
+    """Set what scikit-learn keeps of vectors: how many columns, and their names; None: nothing."""
+    for name in ("n_features_in_", "feature_names_in_"):
+        estimator.__dict__.pop(name, None)
+    if X is not None:
+        validate_data(estimator, X, skip_check_array=True)
+
+
+def check_columns(estimator: BaseEstimator, X: Any) -> None:
+    """Refuse vectors of another width, or with other names of their columns, than `fit` saw."""
+    try:
+        validate_data(estimator, X, reset=False, skip_check_array=True)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def read_labels(y: Any) -> NDArray[Any]:
@@ -133,17 +152,71 @@ def renamed_classes(classes: NDArray[Any], names: Mapping[Any, Any]) -> NDArray[
     return renamed
 
 
-def _are_paths(X: Any) -> bool:
+def as_the_model_names_them(
+    classes: Sequence[Any], named: Sequence[bool], names: Sequence[str]
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return classes, and which are named, where the model got other names without them.
+
+    Where classes are numbers, only names that are numbers can be classes. Any other class keeps
+    its number, or goes on after the largest if that is now the name of another.
+
+    Args:
+        classes: as they were: strings alone, or numbers of one kind.
+        named: which of them somebody had named.
+        names: what the model calls them.
+    """
+    if isinstance(classes[0], str):
+        renamed = np.array(names)
+        return renamed, np.array(named) | (renamed != np.array(classes))
+    given = [_number(name, type(classes[0])) for name in names]
+    times = Counter(given)  # "7" and "07" are one number, which then is neither's
+    given = [number if times[number] == 1 else None for number in given]
+    taken = {number for number in given if number is not None}
+    later = itertools.count(int(np.floor(max(*classes, *taken))) + 1)
+    numbered = [
+        new if new is not None else old if old not in taken else next(later)
+        for old, new in zip(classes, given, strict=True)
+    ]
+    return np.array(numbered), np.array(named) | np.array([new is not None for new in given])
+
+
+def positions(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where in `values` each of `wanted` is."""
+    order = np.argsort(values)
+    return order[np.searchsorted(values, wanted, sorter=order)]
+
+
+def _of_pictures(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) == 1:
+        raise InputError(f"X holds pictures; this estimator was fitted to {shape[0]} numbers")
+    return shape[0], shape[1], shape[2]
+
+
+def _paths(X: Any) -> list[Path]:
+    """Return the paths that X lists; none if it holds something else."""
     if isinstance(X, str | Path):
         raise InputError(f"X is one path, {shown(str(X))}; a list of paths is accepted")
-    is_array = isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OUT"
-    if not (is_array or isinstance(X, Sequence)) or len(X) == 0:
-        return False
-    are_paths = [isinstance(item, str | Path) for item in X]
-    if any(are_paths) and not all(are_paths):
+    if isinstance(X, Iterator):
+        kind = type(X).__name__
+        raise NotNumbersError(f"X is a {kind}; a list of paths, or an array, is accepted")
+    items = X if isinstance(X, Sequence) else _column(X)
+    are_paths = [isinstance(item, str | Path) for item in items]
+    if not any(are_paths):
+        return []
+    if not all(are_paths):
         row = are_paths.index(False)
-        raise InputError(f"X[{row}]={shown(X[row])} is no path, as others of X are")
-    return all(are_paths)
+        raise InputError(f"X[{row}]={shown(items[row])} is no path, as others of X are")
+    return [Path(item) for item in items]
+
+
+def _column(X: Any) -> list[Any]:
+    """Return what a column of strings or objects holds, of whatever library; else nothing."""
+    is_array = hasattr(X, "to_numpy") or hasattr(X, "__array__")
+    # Tables and tensors may be large: what says that it is no column is not converted.
+    if not is_array or isinstance(X, torch.Tensor) or len(getattr(X, "shape", (0,))) != 1:
+        return []
+    array = np.asarray(X) if hasattr(X, "__array__") else X.to_numpy()
+    return array.tolist() if array.ndim == 1 and array.dtype.kind in "OUT" else []
 
 
 def _array(X: Any) -> Any:
@@ -172,10 +245,21 @@ def _numbers(X: Any) -> NDArray[Any]:
         if array.dtype == object:
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
+        if isinstance(X, Sequence):
+            as_inputs(X, name="X")  # says which of them differ in size
         raise NotNumbersError(f"X should hold numbers: {first_line(error)}") from error
     if np.iscomplexobj(array):
         raise InputError("Complex data not supported in X; real numbers are accepted")
     return array
+
+
+def _number(name: str, kind: type[int] | type[float]) -> int | float | None:
+    """Return the number that a name is, if it is one that a class may be."""
+    try:
+        number = kind(name)
+    except ValueError:
+        return None
+    return number if abs(number) <= LARGEST_LABEL else None
 
 
 def _uniform(labels: NDArray[Any]) -> NDArray[Any]:

@@ -42,7 +42,7 @@ LEAST_VARIANCE = 1e-12
 class ClassCount:
     """How many classes a pool seems to hold, within which bounds, and what speaks for each number.
 
-    `curve` goes from 0 (both criteria like no candidate less) to 1 (both like none better).
+    `curve` is the share of the other candidates that one beats, the mean of both criteria.
     """
 
     number: int
@@ -129,13 +129,16 @@ def _conclude(
 ) -> ClassCount:
     """Return the candidate that both criteria rank highest, and where either has its peaks."""
     apart, explained = _ranks(silhouettes.mean(0)), _ranks(evidence.mean(0))
+    peaks = evidence.argmax(1).tolist()
     if int(explained.argmax()) == 0:  # silhouettes cannot tell one class from several
         apart[0] = 1
-    elif float(silhouettes.mean(0).max()) > CLEAR:  # nor do mixtures count clear but small classes
-        explained = apart
+    else:
+        peaks += silhouettes.argmax(1).tolist()
+        if float(silhouettes.mean(0).max()) > CLEAR:  # nor do mixtures count clear, small classes
+            explained = apart
     mean_rank = (apart + explained) / 2
     best = int(mean_rank.argmax())
-    peaks = [*silhouettes.argmax(1).tolist(), *evidence.argmax(1).tolist(), best]
+    peaks.append(best)
     return ClassCount(
         number=candidates[best],
         low=candidates[max(min(peaks) - 1, 0)],

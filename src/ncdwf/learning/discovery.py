@@ -7,7 +7,7 @@ keeps the modules that know labels out of this one and of every method.
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ncdwf.config import Config, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs
-from ncdwf.errors import InputError
-from ncdwf.learning.counting import ClassCount, count_novel
+from ncdwf.errors import InputError, counted
+from ncdwf.learning.counting import FEWEST_A_CLASS, ClassCount, count_novel
 from ncdwf.learning.loop import (
     Batch,
     Checkpoints,
@@ -171,7 +171,12 @@ def check_pool(num_images: int, num_novel: int) -> None:
         raise InputError("the pool is empty; discovery needs unlabelled pictures")
     if num_novel > num_images:
         raise InputError(
-            f"{num_novel} novel classes are more than the pool's {num_images} pictures"
+            f"{num_novel} novel classes are more than the pool's {counted(num_images, 'picture')}"
+        )
+    if num_novel == 0 and num_images < 2 * FEWEST_A_CLASS:
+        raise InputError(
+            f"the classes of {counted(num_images, 'picture')} cannot be counted: "
+            f"{2 * FEWEST_A_CLASS} or more are needed"
         )
 
 
@@ -183,6 +188,26 @@ class Surveyed:
     """Of a mixed pool: which pictures are discovered among."""
     count: ClassCount | None
     """How many novel classes there are, where nobody said so."""
+
+    def to_dict(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return it as plain values; what was left out by its row, or by its name in `names`."""
+        record: dict[str, Any] = {}
+        if self.sifted is not None:
+            rows = torch.nonzero(~self.sifted.is_kept).flatten().tolist()
+            record |= {
+                "known_share": self.sifted.known_share,
+                "num_pictures": len(self.sifted.is_kept),
+                "num_left_out": len(rows),
+                "left_out": rows if names is None else [names[row] for row in rows],
+            }
+        if self.count is not None:
+            record |= {
+                "num_novel": self.count.number,
+                "low": self.count.low,
+                "high": self.count.high,
+                "curve": {str(number): value for number, value in self.count.curve.items()},
+            }
+        return record
 
 
 def survey(model: Model, images: Inputs, config: Config) -> Surveyed:

@@ -131,10 +131,14 @@ History = list[Epoch]
 
 
 class Checkpoints:
-    """Checkpoints of one run: immutable directories named by their position, the last two kept."""
+    """Checkpoints of one run: immutable directories named by their position, the last two kept.
+
+    `data` is the digest of what is learnt from (`data.inputs.digest`), once it has been read.
+    """
 
     def __init__(self, directory: Path, *, seconds: float, fingerprint: str) -> None:
         self.directory = directory
+        self.data: Mapping[str, Any] = {}
         self._fingerprint = fingerprint
         self._seconds = seconds
         self._last = time.monotonic()
@@ -152,7 +156,7 @@ class Checkpoints:
         if not path.exists():  # the same position holds the same state
             files = {
                 "state.safetensors": storage.to_tensor_bytes(tensors),
-                "position.json": storage.to_json_bytes({**position, **rest}),
+                "position.json": storage.to_json_bytes({**position, "data": self.data, **rest}),
             }
             storage.commit_directory(path, files)
         for old in self._all(phase)[:-2]:
@@ -177,10 +181,28 @@ class Checkpoints:
             raise InputError(f"{error}; delete {path} to resume from the one before it") from error
         if position["config"] != self._fingerprint:
             raise InputError(f"{path} belongs to another configuration than this run's config.json")
+        if (before := position.get("data", {})) != self.data:
+            raise InputError(
+                f"{path} belongs to other data: {_difference(before, self.data)}; put back what "
+                f"was changed, or delete {self.directory} to begin this phase anew"
+            )
         return tensors, position
 
     def _all(self, phase: str) -> list[Path]:
         return sorted(self.directory.glob(f"{phase}-*-*"))
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say in what two digests differ."""
+    if not before:
+        return "with which it began is not recorded"
+    sizes = [(data.get("rows"), data.get("shape")) for data in (before, now)]
+    if sizes[0] != sizes[1]:
+        told = [f"{rows} of shape {tuple(shape or ())}" for rows, shape in sizes]
+        return f"it began with {told[0]}, there are {told[1]} now"
+    if before.get("sha256") != now.get("sha256"):
+        return "as many as before, but not the same"
+    return "the labels or the names of the classes are others"
 
 
 def choose_device(name: str) -> torch.device:

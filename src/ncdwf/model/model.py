@@ -271,6 +271,8 @@ class Model(nn.Module):
         for name in renamed:
             require(isinstance(name, str) and name.strip() != "", f"{name!r} is not a name")
             require(renamed.count(name) == 1, f"two classes would be called {name!r}")
+        for name in names.values():  # the others may come from a folder, however it is called
+            require(name.isprintable(), f"{name!r} has characters that cannot be printed")
         self.known_names, self.novel_names = renamed[: self.num_known], renamed[self.num_known :]
 
     @property

@@ -2,31 +2,25 @@
 
 A run directory holds `config.json`, `env.json`, `history.jsonl`, `supervised/` (the model before
 discovery), `model.safetensors` with `model.json`, `predictions.npz` and `scores.json`, and
-`snapshots/` if the configuration asks for them. Each stage is complete when its last file is there,
-so a run that was cut off goes on where it stopped.
+`snapshots/` if the configuration asks for them, and `survey.json` if discovery had to find out what
+the pool is made of or how many classes it holds. Each stage is complete when its last file is
+there, so a run that was cut off goes on where it stopped.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
-import platform
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 import ncdwf.methods  # noqa: F401 - registers every method
-from ncdwf import __version__, storage
+from ncdwf import storage
 from ncdwf.config import Config, from_dict
-from ncdwf.data.inputs import Inputs, Labels
+from ncdwf.data.inputs import Inputs, Labels, digest
 from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
@@ -46,13 +40,20 @@ from ncdwf.model import Model
 from ncdwf.model.backbone import check_backbone
 from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.recipes import recipe
+from ncdwf.results.environment import environment
 from ncdwf.results.evaluation import Predictions, Scores, evaluate
 
 CONFIG_FILE = "config.json"
 ENVIRONMENT_FILE = "env.json"
 HISTORY_FILE = "history.jsonl"
+SURVEY_FILE = "survey.json"
 SCORES_FILE = "scores.json"
 PREDICTIONS_FILE = "predictions.npz"
+FILES_OF_BEGIN = frozenset(
+    {CONFIG_FILE, ENVIRONMENT_FILE, HISTORY_FILE, SURVEY_FILE, storage.LOCK_FILE}
+)
+FOLDERS_OF_BEGIN = frozenset({SUPERVISED})
+"""All that a run may hold before anything was trained in it."""
 
 INDIFFERENT = {
     "seed": 0,
@@ -69,6 +70,8 @@ class Run:
     """A run directory: its path and what is in it. Nothing is computed again."""
 
     path: Path
+    made: frozenset[str] = frozenset()
+    """What `create` brought into the directory and may be taken back."""
 
     @classmethod
     def create(
@@ -80,6 +83,7 @@ class Run:
         is written last: without it there is no run.
         """
         storage.make_directory(path)
+        made = frozenset(n for n in FILES_OF_BEGIN | FOLDERS_OF_BEGIN if not (path / n).exists())
         if (path / DESCRIPTION_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise InputError(f"{path} holds a model already; choose another directory")
         with storage.locked(path):
@@ -88,11 +92,11 @@ class Run:
                     f"{path} holds a run already; resume it with --resume or choose another "
                     "directory"
                 )
-            run = cls(path)
+            run = cls(path, made)
             if start is not None:
                 start[0].save(run.supervised_dir)
                 run.record(start[1])
-            storage.write_json(path / ENVIRONMENT_FILE, _environment(config))
+            storage.write_json(path / ENVIRONMENT_FILE, environment(config))
             storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
         return run
 
@@ -119,7 +123,13 @@ class Run:
     @property
     def supervised_dir(self) -> Path:
         """Return where the model before discovery is kept."""
-        return self.path / "supervised"
+        return self.path / SUPERVISED
+
+    @property
+    def is_discovering(self) -> bool:
+        """Tell whether discovery has begun and not ended: there is no model of it yet."""
+        began = self._checkpoints_dir(DISCOVERY).exists()
+        return began and not (self.path / DESCRIPTION_FILE).exists()
 
     @property
     def snapshots(self) -> dict[int, Path]:
@@ -154,19 +164,42 @@ class Run:
         Checkpoints of the supervised phase hold momentum: recent gradients of labelled pictures.
         """
         content = storage.read_bytes(self.path / CONFIG_FILE)
-        directory = self.path / "checkpoints" / phase
-        yield Checkpoints(
+        directory = self._checkpoints_dir(phase)
+        checkpoints = Checkpoints(
             directory,
             seconds=self.config.checkpoint_seconds,
             fingerprint=hashlib.sha256(content).hexdigest(),
         )
+        try:
+            yield checkpoints
+        except InputError:
+            with suppress(OSError):  # there is something to go on from, or there never was
+                directory.rmdir()
+                directory.parent.rmdir()
+            if not directory.exists():
+                self._take_back()
+            raise
         storage.remove_directory(directory)
         with suppress(OSError):  # the other phase has some, or there were none
             directory.parent.rmdir()
 
+    def _checkpoints_dir(self, phase: str) -> Path:
+        return self.path / "checkpoints" / phase
+
+    def _take_back(self) -> None:
+        """Undo `create`: a run whose data is refused could only be refused again."""
+        for name in self.made & FILES_OF_BEGIN:
+            storage.remove_file(self.path / name)
+        for name in self.made & FOLDERS_OF_BEGIN:
+            storage.remove_directory(self.path / name)
+        with suppress(OSError):  # it holds other files, or a run that was there before
+            self.path.rmdir()
+
 
 Labelled = tuple[Inputs, Labels, tuple[str, ...]]
 """Pictures, their labels and the names of the classes."""
+Pool = tuple[Inputs, Sequence[str] | None]
+"""Pictures alone, and where each was read if they are somebody's own."""
 
 
 def labelled_of(setting: str, data_dir: Path | None) -> Labelled:
@@ -231,25 +264,36 @@ def new_run_dir(parent: Path, config: Config) -> Path:
     raise InputError(f"{parent} holds too many runs named {stem}; delete some")
 
 
-def execute(run: Run, progress: Progress | None = None, *, data_dir: Path | None = None) -> Scores:
+def execute(
+    run: Run,
+    progress: Progress | None = None,
+    *,
+    data_dir: Path | None = None,
+    surveyed: Callable[[Surveyed], None] | None = None,
+) -> Scores:
     """Do what is left of a run: both phases and the scores.
 
     The labelled tensors are dropped before discovery begins; discovery gets the pool alone.
     """
     setting = run.config.setting
     learn_stage(run, partial(labelled_of, setting, data_dir), progress)
-    discover_stage(run, partial(pool_of, setting, data_dir), progress)
+    run = Run(run.path)  # what was learnt stays, whatever comes of the pool
+    discover_stage(run, lambda: (pool_of(setting, data_dir), None), progress, surveyed)
     return evaluate_stage(run.path, setting, data_dir=data_dir)
 
 
-def learn_stage(run: Run, load: Callable[[], Labelled], progress: Progress | None = None) -> None:
-    """Do the supervised phase on what `load` gives and save its model, unless the run has it."""
+def learn_stage(run: Run, load: Callable[[], Labelled], progress: Progress | None = None) -> bool:
+    """Do the supervised phase on what `load` gives and save its model.
+
+    A run that has the model is left as it is; tell whether there was anything to do.
+    """
     config = run.config
     history: History = []
     with storage.locked(run.path), run.checkpoints(SUPERVISED) as checkpoints:
         if (run.supervised_dir / DESCRIPTION_FILE).exists():
-            return
+            return False
         images, labels, names = load()
+        checkpoints.data = digest(images, labels, names)
         model = learn_known(
             images,
             labels,
@@ -261,37 +305,51 @@ def learn_stage(run: Run, load: Callable[[], Labelled], progress: Progress | Non
         )
         run.record(history)
         model.save(run.supervised_dir)
+    return True
 
 
 def discover_stage(
     run: Run,
-    load: Callable[[], Inputs],
+    load: Callable[[], Pool],
     progress: Progress | None = None,
     surveyed: Callable[[Surveyed], None] | None = None,
-) -> None:
-    """Do the discovery phase on the pool that `load` gives and save its model, unless it is there.
+) -> bool:
+    """Do the discovery phase on the pool that `load` gives and save its model.
 
-    Neither a label nor a labelled picture can come through `load`: it gives pictures alone.
+    A run that has the model is left as it is; tell whether there was anything to do. Neither a
+    label nor a labelled picture can come through `load`: it gives pictures alone.
     """
     config = run.config
     supervised = Model.load(run.supervised_dir)
     history: History = []
     with storage.locked(run.path), run.checkpoints(DISCOVERY) as checkpoints:
         if (run.path / DESCRIPTION_FILE).exists():
-            return
+            return False
+        pool, names = load()
+        checkpoints.data = digest(pool)
+        checkpoints.latest(DISCOVERY)  # another pool is refused before anything is written of it
+        storage.make_directory(checkpoints.directory)  # tells that discovery has begun
+
+        def keep(found: Surveyed) -> None:
+            if record := found.to_dict(names):
+                storage.write_json(run.path / SURVEY_FILE, record)
+            if surveyed is not None:
+                surveyed(found)
+
         model = discover(
             supervised,
-            load(),
+            pool,
             make_method(config.method),
             config,
             checkpoints=checkpoints,
             progress=progress,
             history=history,
             snapshot=run.keep_snapshot,
-            surveyed=surveyed,
+            surveyed=keep,
         )
         run.record(history)
         model.save(run.path)
+    return True
 
 
 def load_model(path: Path) -> Model:
@@ -409,38 +467,3 @@ def is_record_of(record: Any, config: Config) -> bool:
         return _essence(recorded) == _essence(config)
     except InputError:  # made by a version with other fields, or by hand
         return False
-
-
-def _environment(config: Config) -> dict[str, Any]:
-    device = choose_device(config.device)
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    commit, dirty = source_commit()
-    return {
-        "ncdwf": __version__,
-        "commit": commit,
-        "dirty": dirty,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "device": f"{device.type} ({card})",
-        "threads": torch.get_num_threads(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def source_commit() -> tuple[str | None, bool | None]:
-    """Return the commit of this source tree and whether it has changes; `NCDWF_COMMIT` wins."""
-    if "NCDWF_COMMIT" in os.environ:
-        return os.environ["NCDWF_COMMIT"], None
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        if not git("ls-files", Path(__file__).name):  # installed into somebody else's repository
-            return None, None
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
-        return None, None

@@ -1,0 +1,51 @@
+"""What a run was made with: versions, device, commit, date."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ncdwf import __version__
+from ncdwf.config import Config
+from ncdwf.learning.loop import choose_device
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """Return versions, device, commit and date, as plain values."""
+    device = choose_device(config.device)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    commit, dirty = source_commit()
+    return {
+        "ncdwf": __version__,
+        "commit": commit,
+        "dirty": dirty,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": f"{device.type} ({card})",
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def source_commit() -> tuple[str | None, bool | None]:
+    """Return the commit of this source tree and whether it has changes; `NCDWF_COMMIT` wins."""
+    if "NCDWF_COMMIT" in os.environ:
+        return os.environ["NCDWF_COMMIT"], None
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", Path(__file__).name):  # installed into somebody else's repository
+            return None, None
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
