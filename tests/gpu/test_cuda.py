@@ -9,7 +9,7 @@ from conftest import Stop, StopAfter, no_synchronisation, tiny_recipe
 
 from ncdwf.data.setting import Setting, Split
 from ncdwf.learning import loop
-from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.discovery import Surveyed, discover, make_method
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.results.evaluation import evaluate
@@ -41,6 +41,22 @@ def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
     scores, _ = evaluate(model, split, known)
     assert scores.aware.known > 95
     assert scores.aware.novel > 95
+
+
+def test_a_pool_is_surveyed_on_the_card(split: Split) -> None:
+    config = replace(tiny_recipe(), device="cuda", engine="eager")
+    open_pool = replace(config.discovery, pool="mixed", num_novel=0)
+    config = replace(config, discovery=open_pool)
+    found: list[Surveyed] = []
+    pool = torch.cat([split.pool_images, split.known_images])
+    model = discover(learnt(split), pool, make_method(config.method), config, surveyed=found.append)
+    (survey,) = found
+    assert survey.sifted is not None
+    assert survey.count is not None
+    assert model.num_novel == survey.count.number
+    kept = survey.sifted.is_kept.float()
+    is_novel = torch.arange(len(pool)) < len(split.pool_images)
+    assert kept[is_novel].mean() > kept[~is_novel].mean() + 0.5
 
 
 def test_a_saved_model_predicts_the_same_on_both_devices(split: Split, tmp_path: Path) -> None:
