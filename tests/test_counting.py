@@ -94,9 +94,9 @@ def test_the_smallest_pool_has_two_candidates() -> None:
 
 @pytest.mark.parametrize("num", [0, 1, 19])
 def test_too_small_a_pool_is_refused(num: int) -> None:
-    with pytest.raises(InputError, match=f"classes of {num} pictures cannot be counted: 20 or"):
+    with pytest.raises(InputError, match=f"classes of {num} pictures? cannot be counted: 20 or"):
         count_classes(torch.rand(num, 4), seed=0)
-    with pytest.raises(InputError, match=f"classes of {num} pictures cannot be counted: 20 or"):
+    with pytest.raises(InputError, match=f"classes of {num} pictures? cannot be counted: 20 or"):
         count_novel(vector_model(4), torch.rand(num, 4), seed=0)
 
 

@@ -25,8 +25,6 @@ out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
 MOST_SKIPPED = 20
 """So many unreadable files are listed one by one."""
-MOSTLY_KNOWN = 0.95
-"""Where more of a pool looks known, the rest may be what was not recognised."""
 
 
 class Format(StrEnum):
@@ -109,7 +107,7 @@ def print_survey(found: Surveyed) -> None:
             f"About {share:.0%} of the pool is of known classes: {left_out:,} of "
             f"{counted(total, 'picture')} {'is' if left_out == 1 else 'are'} left out."
         )
-        if share > MOSTLY_KNOWN:
+        if found.sifted.is_mostly_known:
             told += " So little of it looks novel that what is found may be no class at all."
         out.print(told, highlight=False, soft_wrap=True)
     if found.count is not None:

@@ -47,8 +47,6 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
 LARGEST_IMAGE_SIZE = 4096
-MOSTLY_KNOWN = 0.95
-"""A pool of which a larger share is known may hold no novel class at all."""
 OWN_PARAMETERS = {
     "seed": "random_state=…",
     "device": "device=…",
@@ -180,7 +178,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         self.model_ = discover(self.model_, inputs, method, config, surveyed=found.append)
         self.config_, self.survey_ = config, found[0]
         sifted = self.survey_.sifted
-        if sifted is not None and sifted.known_share > MOSTLY_KNOWN:
+        if sifted is not None and sifted.is_mostly_known:
             log.warning(
                 "about %.0f %% of the pool is of known classes: what was found may be no class",
                 100 * sifted.known_share,

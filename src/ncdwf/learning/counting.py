@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncdwf.data.inputs import Inputs
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, counted
 from ncdwf.learning.kmeans import kmeans, nearest
 from ncdwf.model import Model
 from ncdwf.noise import generator
@@ -54,6 +54,16 @@ class ClassCount:
         return f"{self.number} (between {self.low} and {self.high})"
 
 
+def check_countable(num_images: int) -> None:
+    """Refuse a pool in which classes cannot be counted."""
+    least = 2 * FEWEST_A_CLASS
+    if num_images < least:
+        raise InputError(
+            f"the classes of {counted(num_images, 'picture')} cannot be counted: "
+            f"{least} or more are needed"
+        )
+
+
 def count_novel(model: Model, images: Inputs, *, seed: int) -> ClassCount:
     """Estimate how many classes the pool `images` holds; pictures or vectors, all of them novel.
 
@@ -62,7 +72,7 @@ def count_novel(model: Model, images: Inputs, *, seed: int) -> ClassCount:
         images: the pool, as `Model.features` takes it.
         seed: decides which rows are drawn and where k-means starts.
     """
-    _require_enough(len(images))
+    check_countable(len(images))
     some = images[_some(len(images), MOST_ROWS, seed, "pool", images.device)]
     return count_classes(model.features(some), seed=seed)
 
@@ -90,7 +100,7 @@ def count_classes(features: Rows, *, seed: int) -> ClassCount:
     >>> count_classes(centres + 0.1 * torch.randn(120, 4, generator=source), seed=0).number
     4
     """
-    _require_enough(len(features))
+    check_countable(len(features))
     if not bool(torch.isfinite(features).all()):
         raise InputError("classes cannot be counted: some features are NaN or infinite")
     rows = features[_some(len(features), MOST_ROWS, seed, "pool", features.device)]
@@ -112,14 +122,6 @@ def count_classes(features: Rows, *, seed: int) -> ClassCount:
         silhouettes.append([_silhouette(distances, judged, labels) for labels in partitions])
         evidence.append(_falling(narrow[part], partitions))
     return _conclude(candidates, torch.tensor(silhouettes), torch.tensor(evidence))
-
-
-def _require_enough(num: int) -> None:
-    least = 2 * FEWEST_A_CLASS
-    if num < least:
-        raise InputError(
-            f"the classes of {num} pictures cannot be counted: {least} or more are needed"
-        )
 
 
 def _conclude(

@@ -18,7 +18,7 @@ from ncdwf.config import Config, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError, counted
-from ncdwf.learning.counting import FEWEST_A_CLASS, ClassCount, count_novel
+from ncdwf.learning.counting import ClassCount, check_countable, count_novel
 from ncdwf.learning.loop import (
     Batch,
     Checkpoints,
@@ -173,11 +173,8 @@ def check_pool(num_images: int, num_novel: int) -> None:
         raise InputError(
             f"{num_novel} novel classes are more than the pool's {counted(num_images, 'picture')}"
         )
-    if num_novel == 0 and num_images < 2 * FEWEST_A_CLASS:
-        raise InputError(
-            f"the classes of {counted(num_images, 'picture')} cannot be counted: "
-            f"{2 * FEWEST_A_CLASS} or more are needed"
-        )
+    if num_novel == 0:
+        check_countable(num_images)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

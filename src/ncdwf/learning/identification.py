@@ -13,7 +13,7 @@ from ncdwf.learning.loop import Batch, History, Progress, TensorSource, Terms, t
 from ncdwf.model import Model
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.replay import KnownMemory
-from ncdwf.noise import Draw, Noise, draw, generator
+from ncdwf.noise import Draw, Noise, generator
 
 PHASE = "identifier"
 NEWTON_STEPS = 30
@@ -57,8 +57,7 @@ def settle_identifier(
         )
         outcome.history.extend(epochs)
         source = generator(outcome.seed, "sharpen", device=features.device)
-        noise = draw(memory.draws(len(unseen)), 1, source)
-        latents, _ = memory.sample({name: drawn[0] for name, drawn in noise.items()})
+        latents, _ = memory.take(len(unseen), source)
         sharpen(identifier, latents, unseen)
     calibrated = calibrate(identifier, unseen, lost=novel_lost)
     identifier.calibrated_tau.fill_(calibrated)

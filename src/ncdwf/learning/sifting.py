@@ -10,13 +10,15 @@ from torch.nn import functional as F
 from ncdwf.data.inputs import Inputs
 from ncdwf.model import Model
 from ncdwf.model.replay import GaussianPrototypes
-from ncdwf.noise import draw, generator
+from ncdwf.noise import generator
 
 NUM_SAMPLES = 20_000
 NUM_THRESHOLDS = 199
 SURE = (0.5, 0.8)
 """Quantiles of the known scores between which the share is read off: few novel pictures score as
 high, and above them there are too few to count."""
+MOSTLY_KNOWN = 0.95
+"""Where more of a pool looks known, the rest may be what was not recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Sifted:
     """Which pictures to discover among."""
     known_share: float
     """Which share of the pool is estimated to be of known classes."""
+
+    @property
+    def is_mostly_known(self) -> bool:
+        """Tell whether what is kept may hold no novel class at all."""
+        return self.known_share > MOSTLY_KNOWN
 
 
 def sift(model: Model, images: Inputs, *, seed: int = 0) -> Sifted:
@@ -43,8 +50,7 @@ def sift(model: Model, images: Inputs, *, seed: int = 0) -> Sifted:
         seed: decides the samples.
     """
     memory = GaussianPrototypes(model.statistics)
-    noise = draw(memory.draws(NUM_SAMPLES), 1, generator(seed, "sift", device=model.device))
-    samples, _ = memory.sample({name: drawn[0] for name, drawn in noise.items()})
+    samples, _ = memory.take(NUM_SAMPLES, generator(seed, "sift", device=model.device))
     scores, known = (_scores(model, x) for x in (model.features(images), samples))
     thresholds = torch.quantile(
         known, torch.linspace(0, 1, NUM_THRESHOLDS + 2, device=known.device)[1:-1]

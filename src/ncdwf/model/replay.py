@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncdwf.model.statistics import ClassStatistics
-from ncdwf.noise import Draw, Noise
+from ncdwf.noise import Draw, Noise, draw
 
 Latents = tuple[Float[Tensor, "latent feature"], Int64[Tensor, " latent"]]
 
@@ -25,6 +25,11 @@ class KnownMemory(nn.Module, ABC):
     @abstractmethod
     def sample(self, noise: Noise) -> Latents:
         """Return as many latents as the noise has entries; classes are drawn evenly."""
+
+    def take(self, num_latents: int, source: torch.Generator) -> Latents:
+        """Return latents outside of a training step, where nothing is drawn in advance."""
+        noise = draw(self.draws(num_latents), 1, source)
+        return self.sample({name: drawn[0] for name, drawn in noise.items()})
 
 
 class PseudoLatents(KnownMemory):

@@ -92,6 +92,12 @@ COUNTED = tuple(
 """The runs whose novel classes are counted before discovery."""
 DIGITS_SEEDS = (0, 1, 2, 3, 4)
 
+KNOWN_SHARES = (0, 25, 50, 75)
+SIFTED = Variant(name="sifted", title="known pictures left out", sets=("discovery.pool=mixed",))
+UNSIFTED = Variant(name="main", title="all taken for novel")
+RELAXED = Variant(
+    name="relaxed", title="relaxed marginal", sets=("method.clustering.balance=0.75",)
+)
 SCREEN = ("supervised.optim.epochs=100", "discovery.optim.epochs=100")
 """Half of the epochs are enough to compare readings."""
 STRONG_VIEWS = (
@@ -193,24 +199,24 @@ GRIDS = {
         ),
     ),
     "mixed": Grid(
-        settings=tuple(f"cifar100-80-20-mixed-{share}" for share in (0, 25, 50, 75)),
+        settings=tuple(f"cifar100-80-20-mixed-{share}" for share in KNOWN_SHARES),
         seeds=(0,),
-        variants=(
-            Variant(name="sifted", title="known pictures left out", sets=("discovery.pool=mixed",)),
-            Variant(name="main", title="all taken for novel"),
-        ),
+        variants=(SIFTED, UNSIFTED),
     ),
     "imbalance": Grid(
         settings=("cifar100-80-20", *(f"cifar100-80-20-imbalance-{n}" for n in (10, 100))),
         seeds=(0,),
-        variants=(
-            MAIN,
-            Variant(
-                name="relaxed",
-                title="relaxed marginal",
-                sets=("method.clustering.balance=0.75",),
-            ),
-        ),
+        variants=(MAIN, RELAXED),
+    ),
+    "digits-mixed": Grid(
+        settings=tuple(f"digits-5-5-mixed-{share}" for share in KNOWN_SHARES),
+        seeds=(0, 1, 2),
+        variants=(SIFTED, UNSIFTED),
+    ),
+    "digits-imbalance": Grid(
+        settings=("digits-5-5", "digits-5-5-imbalance-10"),
+        seeds=(0, 1, 2),
+        variants=(MAIN, RELAXED),
     ),
     "number": Grid(settings=tuple(cell.setting for cell in COUNTED), seeds=(0,), variants=(MAIN,)),
     "rounds": Grid(settings=(TWO_ROUNDS.setting, ONE_ROUND.setting), seeds=(0,), variants=(MAIN,)),

@@ -256,6 +256,8 @@ def blocks(lines: list[Line], observed: Mapping[str, Any]) -> dict[str, str]:
         "alpha": comparison_table(GRIDS["alpha"], lines, _alpha),
         "mixed": variants_table(GRIDS["mixed"], lines),
         "imbalance": variants_table(GRIDS["imbalance"], lines),
+        "digits-mixed": variants_table(GRIDS["digits-mixed"], lines),
+        "digits-imbalance": variants_table(GRIDS["digits-imbalance"], lines),
         "number": number_table(observed),
         "rounds": rounds_table(observed),
     }
@@ -272,6 +274,8 @@ TABLES = {
     "alpha": ("alpha",),
     "mixed": ("mixed",),
     "imbalance": ("imbalance",),
+    "digits-mixed": ("digits-mixed",),
+    "digits-imbalance": ("digits-imbalance",),
     "number": ("number",),
     "rounds": ("rounds",),
     "digits": ("digits-ablation",),
