@@ -1,12 +1,14 @@
 """Several rounds of discovery against one: what becomes of the classes of each."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Float, Int64
 from numpy import ndarray
+from torch import Tensor
 
 from ncdwf.data.inputs import Images
 from ncdwf.data.setting import Setting, Split
@@ -30,11 +32,7 @@ def after_each_round(run: Run, data_dir: Path | None = None) -> dict[str, Any]:
     known, novel = len(setting.known_classes), len(setting.novel_classes)
     split = Setting.parse(f"{setting.data}-{known}-{2 * novel}").load(data_dir)
     is_first = split.pool_labels < known + novel
-    groups = {
-        "labelled": (0, known),
-        "round 1": (known, known + novel),
-        "round 2": (known + novel, known + 2 * novel),
-    }
+    groups = _groups(known, novel)
     model = Model.load(run.path).to(choose_device("auto"))
     first, labels = split.pool_images[is_first], split.pool_labels[is_first].numpy()
     class_of = np.concatenate([np.arange(known), _found(model, first, labels)])
@@ -52,38 +50,27 @@ def after_one_round(run: Run, data_dir: Path | None = None) -> dict[str, Any]:
     setting = Setting.parse(run.config.setting)
     known, half = len(setting.known_classes), len(setting.novel_classes) // 2
     split = setting.load(data_dir)
-    groups = {
-        "labelled": (0, known),
-        "round 1": (known, known + half),
-        "round 2": (known + half, known + 2 * half),
-    }
+    groups = _groups(known, half)
     model = Model.load(run.path).to(choose_device("auto"))
     found = _found(model, split.pool_images, split.pool_labels.numpy())
     return {"one round": _scores(model, split, np.concatenate([np.arange(known), found]), groups)}
+
+
+def _groups(known: int, size: int) -> dict[str, tuple[int, int]]:
+    """Return the first class and the end of each group: as many in either round."""
+    bounds = (0, known, known + size, known + 2 * size)
+    return dict(zip(("labelled", "round 1", "round 2"), itertools.pairwise(bounds), strict=True))
 
 
 def _found(
     model: Model, pool: Images, labels: Int64[ndarray, " pool"]
 ) -> Int64[ndarray, " cluster"]:
     """Return the class that each novel cluster is mapped to on its pool."""
-    answers = _answers(model, pool)[1]
+    answers = _numbers(model.outputs(model.features(pool)).novel_logits[int(model.best_head)])
     classes, places = np.unique(labels, return_inverse=True)
     counts = count_pairs(answers, places, model.num_novel, len(classes))
     mapping = match_clusters(counts)
     return np.where(mapping >= 0, classes[mapping], -1)
-
-
-def _answers(
-    model: Model, images: Images
-) -> tuple[Int64[ndarray, " image"], Int64[ndarray, " image"], Bool[ndarray, " image"]]:
-    """Return the answers of the known and of the novel head, and which of them is given."""
-    outputs = model.outputs(model.features(images))
-    novel = outputs.novel_logits[int(model.best_head)]
-    return (
-        outputs.known_logits.argmax(1).cpu().numpy(),
-        novel.argmax(1).cpu().numpy(),
-        (outputs.novelty >= model.tau).cpu().numpy(),
-    )
 
 
 def _scores(
@@ -93,14 +80,17 @@ def _scores(
     groups: dict[str, tuple[int, int]],
 ) -> dict[str, Groups]:
     """Return task-aware and strict accuracy of every group of classes (first, end)."""
-    known, novel, is_novel = _answers(model, split.test_images)
-    by_known, by_novel = class_of[known], class_of[model.num_known + novel]
+    outputs = model.outputs(model.features(split.test_images))
+    known, novel = (
+        _numbers(logits)
+        for logits in (outputs.known_logits, outputs.novel_logits[int(model.best_head)])
+    )
     labels = split.test_labels.numpy()
     # Whose head a picture belongs to follows from its class; unmatched clusters have none.
     belongs = np.isin(labels, class_of[model.num_known :])
     answers = {
-        "aware": np.where(belongs, by_novel, by_known),
-        "strict": np.where(is_novel, by_novel, by_known),
+        "aware": class_of[np.where(belongs, model.num_known + novel, known)],
+        "strict": class_of[_numbers(model.probabilities(outputs))],
     }
     return {
         name: {
@@ -109,3 +99,7 @@ def _scores(
         }
         for name, found in answers.items()
     }
+
+
+def _numbers(scores: Float[Tensor, "image cls"]) -> Int64[ndarray, " image"]:
+    return scores.argmax(1).cpu().numpy()
