@@ -925,6 +925,10 @@ OWN_BAD = {
         )
         for text in ("0", "two", "2.5", "٣", "000000000")
     },
+    "a pool of another kind": discover_own(
+        *("--images", "pool", "-n", "2", "--pool", "some"),
+        said=("config.discovery.pool='some' is not one of ('novel', 'mixed')",),
+    ),
     "more classes than pictures": discover_own(
         "--images", "pool", "-n", "25", said=("25 novel classes", "24 pictures")
     ),

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -149,8 +149,11 @@ def discover(
         typer.Option("--num-novel", "-n", help="Classes to look for: a number, or auto."),
     ] = None,
     pool: Annotated[
-        Literal["novel", "mixed"] | None,
-        typer.Option(help="mixed if there are known classes among them: those are left out."),
+        str | None,
+        typer.Option(
+            metavar="novel|mixed",
+            help="mixed if there are known classes among them: those are left out.",
+        ),
     ] = None,
     strict: Strict = False,
     out_dir: OutDir = None,
