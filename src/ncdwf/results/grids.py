@@ -95,6 +95,7 @@ DIGITS_SEEDS = (0, 1, 2, 3, 4)
 KNOWN_SHARES = (0, 25, 50, 75)
 SIFTED = Variant(name="sifted", title="known pictures left out", sets=("discovery.pool=mixed",))
 UNSIFTED = Variant(name="main", title="all taken for novel")
+EQUAL = Variant(name="main", title="equal shares")
 RELAXED = Variant(
     name="relaxed", title="relaxed marginal", sets=("method.clustering.balance=0.75",)
 )
@@ -206,7 +207,7 @@ GRIDS = {
     "imbalance": Grid(
         settings=("cifar100-80-20", *(f"cifar100-80-20-imbalance-{n}" for n in (10, 100))),
         seeds=(0,),
-        variants=(MAIN, RELAXED),
+        variants=(EQUAL, RELAXED),
     ),
     "digits-mixed": Grid(
         settings=tuple(f"digits-5-5-mixed-{share}" for share in KNOWN_SHARES),
@@ -216,7 +217,7 @@ GRIDS = {
     "digits-imbalance": Grid(
         settings=("digits-5-5", "digits-5-5-imbalance-10"),
         seeds=(0, 1, 2),
-        variants=(MAIN, RELAXED),
+        variants=(EQUAL, RELAXED),
     ),
     "number": Grid(settings=tuple(cell.setting for cell in COUNTED), seeds=(0,), variants=(MAIN,)),
     "rounds": Grid(settings=(TWO_ROUNDS.setting, ONE_ROUND.setting), seeds=(0,), variants=(MAIN,)),
