@@ -50,7 +50,7 @@ def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None)
             entry = {
                 "cell": cell.name,
                 "config": config_record(cell.config),
-                "commit": run.environment.get("commit"),
+                **{key: run.environment.get(key) for key in ("device", "torch", "commit", "date")},
                 **observe(run, data_dir),
             }
             storage.write_json(directory / FILE, {**read(directory), name: entry})
