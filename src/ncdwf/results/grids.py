@@ -1,7 +1,7 @@
 """The grids of runs behind every table: what is run, and under which name."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ncdwf.config import Config, override
 from ncdwf.recipes import recipe
@@ -15,7 +15,8 @@ class Variant:
     """One row of a table: what differs from the recipe of its method, as on the command line."""
 
     name: str
-    title: str
+    title: str = field(compare=False)
+    """What its row is called, which may differ from table to table."""
     method: str = "ncdwf"
     sets: tuple[str, ...] = ()
     seeds: tuple[int, ...] | None = None
