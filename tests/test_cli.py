@@ -315,6 +315,31 @@ def test_help_names_every_verb(call: Call) -> None:
         assert any(line.strip("│ ").startswith(f"{verb} ") for line in answer.out.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (("run", "--seed", "abc"), "--seed"),
+        (("run", "--frobnicate"), "--frobnicate"),
+        (("run", "--out"), "--out"),
+        (("run", "digits-5-5", "extra"), "extra"),
+        (("predict",), "MODEL"),
+        (("frobnicate",), "frobnicate"),
+    ],
+)
+def test_wrong_use_is_one_line(call: Call, words: tuple[str, ...], about: str) -> None:
+    answer = call(*words)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert len(answer.err.splitlines()) == 1
+    assert about in answer.err
+
+
+def test_without_a_verb_the_help_is_shown(call: Call) -> None:
+    answer = call()
+    assert answer.code == 0
+    assert "reproduce" in answer.out
+
+
 @pytest.fixture
 def photos(tmp_path: Path, split: Split) -> Path:
     """Pictures in nested folders: of the model's size, in colour, larger, not square."""

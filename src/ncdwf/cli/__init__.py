@@ -11,8 +11,10 @@ from ncdwf.cli import benchmark, models, phases
 from ncdwf.console import err, out
 from ncdwf.errors import NcdwfError
 
+UsageError: type[typer.BadParameter] = typer.BadParameter.__base__  # type: ignore[assignment]
+"""What every wrong use of a verb is; Typer gives it no public name."""
+
 app = typer.Typer(
-    no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Novel class discovery without forgetting.",
@@ -43,7 +45,9 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
-    except NcdwfError as error:
-        err.print(f"ncdwf: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except (NcdwfError, UsageError) as error:
+        message = error.format_message() if isinstance(error, UsageError) else str(error)
+        err.print(f"ncdwf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        code = 2
+    sys.exit(code or 0)
