@@ -1203,7 +1203,7 @@ def keep_of_mixed_pools(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def sift(model: Model, images: torch.Tensor, *, seed: int) -> Sifted:
         return Sifted(torch.arange(len(images)) < number, 0.5)
 
-    monkeypatch.setattr("ncdwf.learning.discovery.sift", sift)
+    monkeypatch.setattr("ncdwf.learning.survey.sift", sift)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file names are always text")

@@ -12,8 +12,8 @@ from ncdwf.config import override
 from ncdwf.console import Bar, Format, print_holdings, print_rows, print_skipped
 from ncdwf.data.decoding import Skipped
 from ncdwf.learning.counting import ClassCount
-from ncdwf.learning.discovery import Surveyed
 from ncdwf.learning.sifting import Sifted
+from ncdwf.learning.survey import Survey
 from ncdwf.model.model import Holding
 
 # Names that the terminal could take for styles, or stumble over.
@@ -110,7 +110,7 @@ def test_what_was_found_out_about_a_pool_is_said(
 ):
     sifted = Sifted(torch.arange(240) >= left_out, share)
     count = ClassCount(number=number, low=1, high=9, curve={1: 1.0})
-    console.print_survey(Surveyed(sifted=sifted, count=count))
+    console.print_survey(Survey(sifted=sifted, count=count))
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 2
     assert ("no class at all" in text) == (share > 0.95)

@@ -28,7 +28,6 @@ from ncdwf.errors import InputError
 from ncdwf.learning.discovery import (
     METHODS,
     Method,
-    Surveyed,
     Teacher,
     best_head,
     discover,
@@ -37,6 +36,7 @@ from ncdwf.learning.discovery import (
 )
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
 from ncdwf.learning.sifting import Sifted, sift
+from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.noise import Noise
 from ncdwf.results.evaluation import evaluate
@@ -199,7 +199,7 @@ def test_a_mixed_pool_is_one_without_the_pictures_that_look_known(
     known_model: Model, method: Method, short: Config
 ) -> None:
     images, labels = tiny_pictures(30, seed=5)
-    heard: list[Surveyed] = []
+    heard: list[Survey] = []
     before = images.clone()
     with unchanged_global_state():
         found = discover(known_model, images, method, mixed(short), surveyed=heard.append)
@@ -228,7 +228,7 @@ def test_what_is_left_out_follows_from_the_seed(
         seeds.append(seed)
         return sift(model, images, seed=seed)
 
-    monkeypatch.setattr("ncdwf.learning.discovery.sift", listening)
+    monkeypatch.setattr("ncdwf.learning.survey.sift", listening)
     discover(known_model, tiny_pictures(5, seed=5)[0], method, replace(mixed(short), seed=7))
     assert seeds == [7]
 
@@ -236,10 +236,10 @@ def test_what_is_left_out_follows_from_the_seed(
 def test_of_a_novel_pool_nothing_is_left_out(
     known_model: Model, method: Method, short: Config
 ) -> None:
-    heard: list[Surveyed] = []
+    heard: list[Survey] = []
     images, _ = tiny_pictures(5, seed=5)
     found = discover(known_model, images, method, short, surveyed=heard.append)
-    assert heard == [Surveyed(sifted=None, count=None)]
+    assert heard == [Survey(sifted=None, count=None)]
     assert fingerprint(found) == fingerprint(discover(known_model, images, method, short))
 
 
@@ -265,7 +265,7 @@ def test_a_mixed_pool_without_novel_pictures_is_refused(
     def nothing(model: Model, images: Tensor, *, seed: int) -> Sifted:
         return Sifted(torch.zeros(len(images), dtype=torch.bool), 1.0)
 
-    monkeypatch.setattr("ncdwf.learning.discovery.sift", nothing)
+    monkeypatch.setattr("ncdwf.learning.survey.sift", nothing)
     with pytest.raises(InputError, match="none of the pool's 30 pictures looks novel"):
         discover(known_model, tiny_pictures(5, seed=5)[0], method, mixed(short))
 
@@ -273,7 +273,7 @@ def test_a_mixed_pool_without_novel_pictures_is_refused(
 def test_to_a_later_round_the_classes_of_the_earlier_ones_are_known(
     found_model: Model, method: Method, short: Config
 ) -> None:
-    heard: list[Surveyed] = []
+    heard: list[Survey] = []
     images, labels = tiny_pictures(100, seed=5)
     # A pattern that no class has.
     novel = torch.zeros_like(images[:100])

@@ -1169,7 +1169,7 @@ def test_a_pool_that_is_known_almost_all_of_it_is_warned_of(
     monkeypatch, caplog, learnt, share, warnings
 ):
     everything = Sifted(torch.ones(len(POOL), dtype=torch.bool), share)
-    monkeypatch.setattr("ncdwf.learning.discovery.sift", lambda *_, **__: everything)
+    monkeypatch.setattr("ncdwf.learning.survey.sift", lambda *_, **__: everything)
     with caplog.at_level(logging.WARNING, logger="ncdwf.estimator"):
         copy.copy(learnt).discover(POOL, pool="mixed")
     said = "about 96 % of the pool is of known classes: what was found may be no class"

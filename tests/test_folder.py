@@ -21,13 +21,13 @@ from ncdwf.data import folder
 from ncdwf.data.decoding import Skipped, read_pixels
 from ncdwf.data.folder import (
     ALONE,
+    Glance,
     Listing,
-    Survey,
     decode,
     find_pictures,
+    glance,
     labelled_folder,
     labelled_table,
-    survey,
     unlabelled,
 )
 from ncdwf.errors import InputError, StorageError
@@ -256,11 +256,11 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 def test_a_survey_tells_the_median_side_and_colour(tmp_path):
     sizes = [(10, 90), (20, 20), (70, 30)]
     grey = [save(tmp_path / f"{s}.png", np.zeros(s, np.uint8)) for s in sizes]
-    assert survey([*grey, tmp_path / "gone.png"]) == Survey(median_side=20, has_colour=False)
+    assert glance([*grey, tmp_path / "gone.png"]) == Glance(median_side=20, has_colour=False)
     colour = save(tmp_path / "colour.png", np.zeros((20, 20, 3), np.uint8))
-    assert survey([*grey, colour]) == Survey(median_side=20, has_colour=True)
+    assert glance([*grey, colour]) == Glance(median_side=20, has_colour=True)
     with pytest.raises(InputError, match=r"none of the files could be read .*gone\.png cannot"):
-        survey([tmp_path / "gone.png"])
+        glance([tmp_path / "gone.png"])
 
 
 def test_a_survey_is_spread_evenly(tmp_path, monkeypatch):
@@ -268,10 +268,10 @@ def test_a_survey_is_spread_evenly(tmp_path, monkeypatch):
     read = folder.read_header
     monkeypatch.setattr(folder, "read_header", lambda path: looked.append(path) or read(path))
     paths = numbered(tmp_path, 11)
-    survey(paths, limit=4)
+    glance(paths, limit=4)
     assert looked == paths[::3]
     looked.clear()
-    survey(paths, limit=11)
+    glance(paths, limit=11)
     assert looked == paths
 
 
@@ -344,7 +344,7 @@ def test_nothing_to_decode_is_said(tmp_path):
     touch(tmp_path / "1.png")
     with pytest.raises(InputError, match=r"none of the files could .*1\.png .*: it is empty"):
         decode([tmp_path / "1.png", tmp_path / "2.png"], SHAPE)
-    for empty in (lambda: decode([], SHAPE), lambda: survey([])):
+    for empty in (lambda: decode([], SHAPE), lambda: glance([])):
         with pytest.raises(InputError, match="there are no pictures to read"):
             empty()
     with pytest.raises(InputError, match="num_workers is 0; 1 or more is accepted"):

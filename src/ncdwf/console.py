@@ -16,7 +16,7 @@ from rich.text import Text
 from ncdwf.config import Config
 from ncdwf.data.decoding import Skipped
 from ncdwf.errors import counted
-from ncdwf.learning.discovery import Surveyed
+from ncdwf.learning.survey import Survey
 from ncdwf.model.model import Holding
 from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 
@@ -98,7 +98,7 @@ def print_choices(config: Config, phase: str, *counts: str) -> None:
     )
 
 
-def print_survey(found: Surveyed) -> None:
+def print_survey(found: Survey) -> None:
     """Say what was found out about a pool before discovery."""
     if found.sifted is not None:
         share, total = found.sifted.known_share, len(found.sifted.is_kept)

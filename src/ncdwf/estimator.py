@@ -35,9 +35,10 @@ from ncdwf.data.xy import (
     with_novel,
 )
 from ncdwf.errors import InputError, first_line, shown
-from ncdwf.learning.discovery import Surveyed, check_method, discover, make_method
+from ncdwf.learning.discovery import check_method, discover, make_method
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
+from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.model.backbone import CUSTOM
 from ncdwf.recipes import LARGEST_SIDE, fit_discovery, fit_supervised, own_data
@@ -173,7 +174,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         config = fit_discovery(base, len(inputs), number, has_gpu=has_gpu)
         config = self._overridden(override(config, f"discovery.pool={pool}"))
         log.info("discovery phase: %s", config.discovery)
-        found: list[Surveyed] = []
+        found: list[Survey] = []
         method = make_method(config.method)
         self.model_ = discover(self.model_, inputs, method, config, surveyed=found.append)
         self.config_, self.survey_ = config, found[0]

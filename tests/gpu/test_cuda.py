@@ -9,8 +9,9 @@ from conftest import Stop, StopAfter, no_synchronisation, tiny_recipe
 
 from ncdwf.data.setting import Setting, Split
 from ncdwf.learning import loop
-from ncdwf.learning.discovery import Surveyed, discover, make_method
+from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.supervised import learn_known
+from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.results.evaluation import evaluate
 
@@ -47,7 +48,7 @@ def test_a_pool_is_surveyed_on_the_card(split: Split) -> None:
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     open_pool = replace(config.discovery, pool="mixed", num_novel=0)
     config = replace(config, discovery=open_pool)
-    found: list[Surveyed] = []
+    found: list[Survey] = []
     pool = torch.cat([split.pool_images, split.known_images])
     model = discover(learnt(split), pool, make_method(config.method), config, surveyed=found.append)
     (survey,) = found

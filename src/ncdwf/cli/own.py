@@ -13,10 +13,11 @@ import torch
 from ncdwf.cli.runs import Changes, check_over, run_dir
 from ncdwf.config import Config, OwnData
 from ncdwf.console import Bar, print_choices, print_skipped
-from ncdwf.data.folder import Listing, decode, labelled_folder, labelled_table, survey, unlabelled
+from ncdwf.data.folder import Listing, decode, glance, labelled_folder, labelled_table, unlabelled
 from ncdwf.errors import InputError, counted
-from ncdwf.learning.discovery import check_method, check_pool
+from ncdwf.learning.discovery import check_method
 from ncdwf.learning.loop import choose_device
+from ncdwf.learning.survey import check_pool
 from ncdwf.model import Model
 from ncdwf.recipes import LARGEST_SIDE, fit_discovery, fit_supervised, own_data
 from ncdwf.results import experiment
@@ -29,7 +30,7 @@ def own_config(
     """Return the configuration that follows from somebody's labelled pictures."""
     check_text(images.resolve())
     listing = _labelled_listing(images)
-    found, has_gpu = survey(listing.paths), choose_device("auto").type == "cuda"
+    found, has_gpu = glance(listing.paths), choose_device("auto").type == "cuda"
     side = image_size or min(found.median_side, LARGEST_SIDE[has_gpu])
     shape = (3 if found.has_colour else 1, side, side)
     config = fit_supervised(

@@ -77,7 +77,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Glance:
     """What the headers of a few pictures say of all."""
 
     median_side: int
@@ -172,7 +172,7 @@ def labelled_table(
     return _listing(list(rows.items()), file)
 
 
-def survey(paths: Sequence[Path], limit: int = 256) -> Survey:
+def glance(paths: Sequence[Path], limit: int = 256) -> Glance:
     """Return what the headers of up to `limit` pictures say, spread evenly over `paths`."""
     _require(paths)
     headers, skipped = [], []
@@ -184,7 +184,7 @@ def survey(paths: Sequence[Path], limit: int = 256) -> Survey:
     if not headers:
         raise _none_readable(skipped)
     sides = [min(header.width, header.height) for header in headers]
-    return Survey(int(statistics.median(sides)), any(header.has_colour for header in headers))
+    return Glance(int(statistics.median(sides)), any(header.has_colour for header in headers))
 
 
 def decode(

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from ncdwf.config import require
-from ncdwf.data.folder import decode, survey
+from ncdwf.data.folder import decode, glance
 from ncdwf.data.inputs import Inputs, as_images, as_inputs, resized
 from ncdwf.errors import InputError, first_line, shown
 
@@ -39,7 +39,7 @@ def read_new(X: Any, side_of: Callable[[int], int]) -> Inputs:
     """
     paths = _paths(X)
     if paths:
-        found = survey(paths)
+        found = glance(paths)
         side = side_of(found.median_side)
         shape = (3 if found.has_colour else 1, side, side)
         return decode(paths, shape, strict=True).images

@@ -7,7 +7,7 @@ keeps the modules that know labels out of this one and of every method.
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ncdwf.config import Config, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs
-from ncdwf.errors import InputError, counted
-from ncdwf.learning.counting import ClassCount, check_countable, count_novel
+from ncdwf.errors import InputError
 from ncdwf.learning.loop import (
     Batch,
     Checkpoints,
@@ -31,7 +30,7 @@ from ncdwf.learning.loop import (
     train,
 )
 from ncdwf.learning.rounds import promote
-from ncdwf.learning.sifting import Sifted, sift
+from ncdwf.learning.survey import Survey, check_pool, survey
 from ncdwf.model import Model
 from ncdwf.model.backbone import apply
 from ncdwf.model.statistics import soft_statistics
@@ -165,66 +164,6 @@ def remember_novel(model: Model, images: Inputs) -> None:
     model.novel_statistics = soft_statistics(features, memberships, model.architecture.spread)
 
 
-def check_pool(num_images: int, num_novel: int) -> None:
-    """Refuse a pool in which `num_novel` classes cannot be found; 0 is yet to be estimated."""
-    if num_images == 0:
-        raise InputError("the pool is empty; discovery needs unlabelled pictures")
-    if num_novel > num_images:
-        raise InputError(
-            f"{num_novel} novel classes are more than the pool's {counted(num_images, 'picture')}"
-        )
-    if num_novel == 0:
-        check_countable(num_images)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surveyed:
-    """What was found out about a pool before discovery began."""
-
-    sifted: Sifted | None
-    """Of a mixed pool: which pictures are discovered among."""
-    count: ClassCount | None
-    """How many novel classes there are, where nobody said so."""
-
-    def to_dict(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return it as plain values; what was left out by its row, or by its name in `names`."""
-        record: dict[str, Any] = {}
-        if self.sifted is not None:
-            rows = torch.nonzero(~self.sifted.is_kept).flatten().tolist()
-            record |= {
-                "known_share": self.sifted.known_share,
-                "num_pictures": len(self.sifted.is_kept),
-                "num_left_out": len(rows),
-                "left_out": rows if names is None else [names[row] for row in rows],
-            }
-        if self.count is not None:
-            record |= {
-                "num_novel": self.count.number,
-                "low": self.count.low,
-                "high": self.count.high,
-                "curve": {str(number): value for number, value in self.count.curve.items()},
-            }
-        return record
-
-
-def survey(model: Model, images: Inputs, config: Config) -> Surveyed:
-    """Find out what discovery needs to know of a pool and the configuration leaves open."""
-    settings, sifted, count = config.discovery, None, None
-    if settings.pool == "mixed":
-        sifted = sift(model, images, seed=config.seed)
-        if not sifted.is_kept.any():
-            raise InputError(f"none of the pool's {len(images)} pictures looks novel")
-        images = images[sifted.is_kept]
-    if settings.num_novel == 0:
-        count = count_novel(model, images, seed=config.seed)
-    elif len(images) < settings.num_novel:
-        raise InputError(
-            f"{len(images)} pictures of the pool look novel; {settings.num_novel} novel classes "
-            "cannot be found among them"
-        )
-    return Surveyed(sifted=sifted, count=count)
-
-
 def discover(
     model: Model,
     images: Any,
@@ -235,7 +174,7 @@ def discover(
     progress: Progress | None = None,
     history: History | None = None,
     snapshot: Callable[[int, Model], None] | None = None,
-    surveyed: Callable[[Surveyed], None] | None = None,
+    surveyed: Callable[[Survey], None] | None = None,
 ) -> Model:
     """Return a model that also names the novel classes of the pool; `model` is left as it was.
 

@@ -24,7 +24,7 @@ from ncdwf.data.inputs import Inputs, Labels, digest
 from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
-from ncdwf.learning.discovery import Surveyed, check_pool, discover, make_method
+from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.identification import PHASE as IDENTIFIER
 from ncdwf.learning.loop import (
     Checkpoints,
@@ -36,6 +36,7 @@ from ncdwf.learning.loop import (
 )
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
+from ncdwf.learning.survey import Survey, check_pool
 from ncdwf.model import Model
 from ncdwf.model.backbone import check_backbone
 from ncdwf.model.model import DESCRIPTION_FILE
@@ -269,7 +270,7 @@ def execute(
     progress: Progress | None = None,
     *,
     data_dir: Path | None = None,
-    surveyed: Callable[[Surveyed], None] | None = None,
+    surveyed: Callable[[Survey], None] | None = None,
 ) -> Scores:
     """Do what is left of a run: both phases and the scores.
 
@@ -312,7 +313,7 @@ def discover_stage(
     run: Run,
     load: Callable[[], Pool],
     progress: Progress | None = None,
-    surveyed: Callable[[Surveyed], None] | None = None,
+    surveyed: Callable[[Survey], None] | None = None,
 ) -> bool:
     """Do the discovery phase on the pool that `load` gives and save its model.
 
@@ -330,7 +331,7 @@ def discover_stage(
         checkpoints.latest(DISCOVERY)  # another pool is refused before anything is written of it
         storage.make_directory(checkpoints.directory)  # tells that discovery has begun
 
-        def keep(found: Surveyed) -> None:
+        def keep(found: Survey) -> None:
             if record := found.to_dict(names):
                 storage.write_json(run.path / SURVEY_FILE, record)
             if surveyed is not None:

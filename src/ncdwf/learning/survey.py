@@ -1,0 +1,74 @@
+"""What a pool holds, found out before discovery: which pictures are known, how many classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ncdwf.config import Config
+from ncdwf.data.inputs import Inputs
+from ncdwf.errors import InputError, counted
+from ncdwf.learning.counting import ClassCount, check_countable, count_novel
+from ncdwf.learning.sifting import Sifted, sift
+from ncdwf.model import Model
+
+
+def check_pool(num_images: int, num_novel: int) -> None:
+    """Refuse a pool in which `num_novel` classes cannot be found; 0 is yet to be estimated."""
+    if num_images == 0:
+        raise InputError("the pool is empty; discovery needs unlabelled pictures")
+    if num_novel > num_images:
+        raise InputError(
+            f"{num_novel} novel classes are more than the pool's {counted(num_images, 'picture')}"
+        )
+    if num_novel == 0:
+        check_countable(num_images)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """What was found out about a pool before discovery began."""
+
+    sifted: Sifted | None
+    """Of a mixed pool: which pictures are discovered among."""
+    count: ClassCount | None
+    """How many novel classes there are, where nobody said so."""
+
+    def to_dict(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return it as plain values; what was left out by its row, or by its name in `names`."""
+        record: dict[str, Any] = {}
+        if self.sifted is not None:
+            rows = torch.nonzero(~self.sifted.is_kept).flatten().tolist()
+            record |= {
+                "known_share": self.sifted.known_share,
+                "num_pictures": len(self.sifted.is_kept),
+                "num_left_out": len(rows),
+                "left_out": rows if names is None else [names[row] for row in rows],
+            }
+        if self.count is not None:
+            record |= {
+                "num_novel": self.count.number,
+                "low": self.count.low,
+                "high": self.count.high,
+                "curve": {str(number): value for number, value in self.count.curve.items()},
+            }
+        return record
+
+
+def survey(model: Model, images: Inputs, config: Config) -> Survey:
+    """Find out what discovery needs to know of a pool and the configuration leaves open."""
+    settings, sifted, count = config.discovery, None, None
+    if settings.pool == "mixed":
+        sifted = sift(model, images, seed=config.seed)
+        if not sifted.is_kept.any():
+            raise InputError(f"none of the pool's {len(images)} pictures looks novel")
+        images = images[sifted.is_kept]
+    if settings.num_novel == 0:
+        count = count_novel(model, images, seed=config.seed)
+    elif len(images) < settings.num_novel:
+        raise InputError(
+            f"{len(images)} pictures of the pool look novel; {settings.num_novel} novel classes "
+            "cannot be found among them"
+        )
+    return Survey(sifted=sifted, count=count)
