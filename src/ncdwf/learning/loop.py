@@ -8,6 +8,7 @@ phase, epoch and step, so a checkpoint holds no random state.
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -289,8 +290,20 @@ def train(
     return run.history
 
 
+NUM_SHAPES = 64
+"""Networks, batches and views of so many shapes are compiled in one process."""
 WARM_UP_STEPS = 3
 """Steps before a capture: they compile, choose kernels and allocate."""
+
+
+def _compiled(loss: Loss) -> Loss:
+    """Return `loss`, compiled for the shapes that it meets."""
+    # After eight shapes the compiler would give up and run the rest eagerly.
+    torch._dynamo.config.recompile_limit = NUM_SHAPES
+    # It proposes a lower precision for products that are kept out of bfloat16 on purpose.
+    warnings.filterwarnings("ignore", message="TensorFloat32")
+    # Shapes never change within a phase; one compiled for any size would be slower.
+    return torch.compile(loss, dynamic=False)
 
 
 class _Training:
@@ -313,8 +326,7 @@ class _Training:
         self.history: History = []
         self.device = source.device
         self.is_captured = engine == "captured"
-        # Shapes never change within a phase; one compiled for any size would be slower.
-        self.loss = loss if engine == "eager" else torch.compile(loss, dynamic=False)
+        self.loss = loss if engine == "eager" else _compiled(loss)
         if self.device.type == "cuda":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
