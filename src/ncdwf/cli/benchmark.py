@@ -9,7 +9,7 @@ from ncdwf import storage
 from ncdwf.cli.options import DataDir
 from ncdwf.console import Bar, err, out
 from ncdwf.errors import InputError
-from ncdwf.results import illustrations, observations, tables
+from ncdwf.results import observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
 from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
 
@@ -77,5 +77,7 @@ def reproduce(
     for path, text in texts.items():
         storage.write_bytes(path, tables.fill(text, blocks).encode())
     if name == "figures":
+        from ncdwf.results import illustrations  # matplotlib takes half a second to import
+
         for path in illustrations.draw(lines, results.parent, figures_dir):
             out.print(f"Drawn: {path}", soft_wrap=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int64
-from scipy.stats import beta as beta_distribution
+from scipy.special import betaincinv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -124,7 +124,7 @@ class BetaQuantile(nn.Module):
         grid = torch.linspace(0, 1, num_entries, dtype=torch.float64)
         self.register_buffer(
             "table",
-            torch.from_numpy(beta_distribution.ppf(grid.numpy(), gamma, rho)).float(),
+            torch.from_numpy(betaincinv(gamma, rho, grid.numpy())).float(),
             persistent=False,
         )
 
