@@ -4,6 +4,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,31 @@ def test_only_the_compiled_engine_compiles_and_for_one_shape(
     assert compiled == [(net.terms, {"dynamic": False})] * num_compiled
     run_net(plain)
     assert fingerprint(net) == fingerprint(plain)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_more_shapes_are_compiled_than_the_compiler_would_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = range(2, 14)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def note(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)  # put back afterwards
+    net = Net()
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        return {"fit": net.linear(batch[0]).square().mean()}
+
+    for size in sizes:
+        source = TensorSource(torch.ones(size, 3), batch_size=size, seed=0, phase="test")
+        optim = replace(OPTIM, epochs=2, batch_size=size)
+        train(net, loss, source, optim, noise={}, seed=0, phase="test", engine="compiled")
+    assert len(graphs) == len(sizes)
 
 
 @pytest.mark.slow
