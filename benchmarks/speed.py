@@ -198,8 +198,8 @@ def first_step() -> float:
         backbone="resnet18",
         input_shape=(3, 32, 32),
         num_known=NUM_KNOWN,
-        temperature=0.1,
-        spread="shared-diagonal",
+        temperature=config.supervised.temperature,
+        spread=config.supervised.spread,
     )
     model = Model.create(architecture, names, seed=0)
     model.statistics.feature_norm.fill_(1)
