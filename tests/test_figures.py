@@ -16,15 +16,10 @@ from hypothesis import strategies as st
 from ncdwf.data.cifar import CIFAR100_NAMES
 from ncdwf.errors import InputError
 from ncdwf.results import paper
-from ncdwf.results.figures import (
-    Point,
-    confusion,
-    free_box,
-    maturity,
-    overview,
-    row_order,
-    spread,
-)
+from ncdwf.results.figures import Point, confusion, maturity, overview
+from ncdwf.results.figures.confusion import row_order
+from ncdwf.results.figures.maturity import spread
+from ncdwf.results.figures.overview import free_box
 
 SVG = "{http://www.w3.org/2000/svg}"
 NCDWF_COLOUR = "#d55e00"

@@ -1,0 +1,8 @@
+"""Pictures of results as SVG: plain data in, the bytes of a file out, the same ones every time."""
+
+from ncdwf.results.figures.confusion import confusion
+from ncdwf.results.figures.maturity import maturity
+from ncdwf.results.figures.overview import Point, overview
+from ncdwf.results.figures.page import Theme
+
+__all__ = ["Point", "Theme", "confusion", "maturity", "overview"]
