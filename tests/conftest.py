@@ -1,4 +1,8 @@
-"""The tiny setting: six classes of small synthetic pictures on which both phases take a second."""
+"""The tiny setting: six classes of small synthetic pictures on which both phases take a second.
+
+And a record of what was seen on a GPU: `pytest tests/gpu --records benchmarks/RECORDS.md` adds a
+section with every test, its outcome and what it measured (`record_property`).
+"""
 
 import os
 
@@ -12,6 +16,7 @@ os.environ["NCDWF_OFFLINE"] = "1"
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ from ncdwf.learning.loop import History, Quiet
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.results import experiment
+from ncdwf.results.environment import source_commit
 from ncdwf.results.experiment import Run
 
 torch.set_num_threads(1)
@@ -44,6 +50,34 @@ TINY_METHOD: dict[str, Any] = {
     "norms": "pool",
 }
 SHORT_METHOD = {**TINY_METHOD, "identifier_optim": {"epochs": 2, "batch_size": 16, "lr": 0.1}}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--records", type=Path, help="Markdown file to add the outcomes to")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    path = config.getoption("--records")
+    if path is None:
+        return
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    commit = (source_commit()[0] or "unknown")[:9]
+    lines = [
+        f"\n## {datetime.now(UTC):%Y-%m-%d}, {device}, torch {torch.__version__}, "
+        f"commit `{commit}`: tests\n",
+        "| test | outcome | measured | seconds |",
+        "| --- | --- | --- | ---: |",
+    ]
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            if report.when == "call" or outcome != "passed":
+                name = report.nodeid.split("::")[-1].removeprefix("test_").replace("_", " ")
+                measured = ", ".join(f"{key} {value}" for key, value in report.user_properties)
+                lines.append(f"| {name} | {outcome} | {measured} | {report.duration:.0f} |")
+    with path.open("a") as file:
+        file.write("\n".join([*lines, ""]))
 
 
 def tiny_pictures(per_class: int, seed: int) -> tuple[Tensor, Tensor]:

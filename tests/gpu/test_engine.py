@@ -1,5 +1,6 @@
 """The three ways to run a step agree, none waits for the host, and a captured run resumes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,8 @@ pytestmark = [
 ENGINES: tuple[Engine, ...] = ("eager", "compiled", "captured")
 TOLERANCE = 0.02
 """Relative. Steps compute in bfloat16 (8 bits) and in another order; one epoch lets it add up."""
+SMALLEST = 0.05
+"""A term below this is compared as if it were this large."""
 
 
 @pytest.fixture(scope="module")
@@ -70,27 +73,39 @@ def means(history: loop.History) -> dict[tuple[str, int, str], float]:
     }
 
 
-def agree(found: dict[Engine, dict[tuple[str, int, str], float]]) -> None:
+Record = Callable[[str, object], None]
+
+
+def agree(found: dict[Engine, dict[tuple[str, int, str], float]], record: Record) -> None:
+    """Compare every term with that of eager steps; record the largest relative difference."""
     for engine in ENGINES[1:]:
-        for key, wanted in found["eager"].items():
-            assert found[engine][key] == pytest.approx(wanted, rel=TOLERANCE, abs=1e-3), (
-                engine,
-                key,
-            )
+        differences = {
+            key: abs(found[engine][key] - wanted) / max(abs(wanted), SMALLEST)
+            for key, wanted in found["eager"].items()
+        }
+        largest = max(differences, key=lambda key: differences[key])
+        record(f"{engine} against eager", f"{differences[largest]:.2%} ({largest[2]})")
+        assert differences[largest] < TOLERANCE, (engine, largest)
 
 
-def test_supervised_steps_agree(pictures: tuple[Tensor, Tensor], config: Config) -> None:
+def test_supervised_steps_agree(
+    pictures: tuple[Tensor, Tensor], config: Config, record_property: Record
+) -> None:
     found = {}
     for engine in ENGINES:
         history: loop.History = []
         learn_known(*pictures, replace(config, engine=engine), history=history)
         found[engine] = means(history)
-    agree(found)
+    agree(found, record_property)
 
 
 @pytest.mark.parametrize("name", ["ncdwf", "uno", "ncdwf-gauss"])
 def test_discovery_steps_agree(
-    name: str, known: Model, pictures: tuple[Tensor, Tensor], config: Config
+    name: str,
+    known: Model,
+    pictures: tuple[Tensor, Tensor],
+    config: Config,
+    record_property: Record,
 ) -> None:
     fields = config.method if name == "ncdwf" else {"name": name}
     found = {}
@@ -99,7 +114,7 @@ def test_discovery_steps_agree(
         changed = replace(config, engine=engine)
         discover(known, pictures[0], make_method(fields), changed, history=history)
         found[engine] = {k: v for k, v in means(history).items() if k[0] == "discovery"}
-    agree(found)
+    agree(found, record_property)
 
 
 def test_no_captured_step_waits_for_the_device(
@@ -150,11 +165,12 @@ def test_capturing_leaves_no_trace(pictures: tuple[Tensor, Tensor], config: Conf
         assert torch.equal(model.get_parameter(name).cpu(), weight), name
 
 
-def test_the_captured_step_is_fast() -> None:
+def test_the_captured_step_is_fast(record_property: Record) -> None:
     """A floor far below what was measured (benchmarks/RECORDS.md): it finds a lost capture."""
     config = complete(recipe("cifar100-80-20"))
     config = override(config, "supervised.optim.epochs=3")
     images = torch.randint(0, 256, (20_480, 3, 32, 32), dtype=torch.uint8)
     history: loop.History = []
     learn_known(images, torch.arange(20_480) % 80, config, history=history)
+    record_property("supervised images/s", f"{history[-1].images_per_second:,.0f}")
     assert history[-1].images_per_second > 50_000
