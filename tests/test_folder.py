@@ -253,7 +253,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 # A look at the headers
 
 
-def test_a_survey_tells_the_median_side_and_colour(tmp_path):
+def test_a_glance_tells_the_median_side_and_colour(tmp_path):
     sizes = [(10, 90), (20, 20), (70, 30)]
     grey = [save(tmp_path / f"{s}.png", np.zeros(s, np.uint8)) for s in sizes]
     assert glance([*grey, tmp_path / "gone.png"]) == Glance(median_side=20, has_colour=False)
@@ -263,7 +263,7 @@ def test_a_survey_tells_the_median_side_and_colour(tmp_path):
         glance([tmp_path / "gone.png"])
 
 
-def test_a_survey_is_spread_evenly(tmp_path, monkeypatch):
+def test_a_glance_is_spread_evenly(tmp_path, monkeypatch):
     looked = []
     read = folder.read_header
     monkeypatch.setattr(folder, "read_header", lambda path: looked.append(path) or read(path))

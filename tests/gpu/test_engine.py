@@ -85,7 +85,8 @@ def agree(found: dict[Engine, dict[tuple[str, int, str], float]], record: Record
         }
         largest = max(differences, key=lambda key: differences[key])
         record(f"{engine} against eager", f"{differences[largest]:.2%} ({largest[2]})")
-        assert differences[largest] < TOLERANCE, (engine, largest)
+        # Every one of them: what is not a number is never the largest.
+        assert all(value <= TOLERANCE for value in differences.values()), (engine, differences)
 
 
 def test_supervised_steps_agree(
