@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
 from ncdwf.noise import generator
 from ncdwf.recipes import recipe
-from ncdwf.results.environment import source_commit
+from ncdwf.results.environment import in_brief
 from ncdwf.results.experiment import complete
 
 NUM_KNOWN = 80
@@ -266,13 +265,8 @@ def main() -> None:
     if arguments.first_step:
         print(first_step())
         return
-    commit = (source_commit()[0] or "unknown")[:9]
-    title = (
-        f"## {datetime.now(UTC):%Y-%m-%d}, {torch.cuda.get_device_name()}, "
-        f"torch {torch.__version__}, commit `{commit}`"
-    )
     lines = []
-    for line in itertools.chain([title, ""], table()):
+    for line in itertools.chain([f"## {in_brief()}", ""], table()):
         print(line, flush=True)
         lines.append(line)
     text = "\n".join([*lines, ""])

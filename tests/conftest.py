@@ -16,7 +16,6 @@ os.environ["NCDWF_OFFLINE"] = "1"
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from ncdwf.learning.loop import History, Quiet
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.results import experiment
-from ncdwf.results.environment import source_commit
+from ncdwf.results.environment import in_brief
 from ncdwf.results.experiment import Run
 
 torch.set_num_threads(1)
@@ -62,11 +61,8 @@ def pytest_terminal_summary(
     path = config.getoption("--records")
     if path is None:
         return
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    commit = (source_commit()[0] or "unknown")[:9]
     lines = [
-        f"\n## {datetime.now(UTC):%Y-%m-%d}, {device}, torch {torch.__version__}, "
-        f"commit `{commit}`: tests\n",
+        f"\n## {in_brief()}: tests\n",
         "| test | outcome | measured | seconds |",
         "| --- | --- | --- | ---: |",
     ]

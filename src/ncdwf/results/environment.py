@@ -33,6 +33,13 @@ def environment(config: Config) -> dict[str, Any]:
     }
 
 
+def in_brief() -> str:
+    """Return date, device, torch version and commit in one line, to head a record with."""
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    commit = (source_commit()[0] or "unknown")[:9]
+    return f"{datetime.now(UTC):%Y-%m-%d}, {card}, torch {torch.__version__}, commit `{commit}`"
+
+
 def source_commit() -> tuple[str | None, bool | None]:
     """Return the commit of this source tree and whether it has changes; `NCDWF_COMMIT` wins."""
     if "NCDWF_COMMIT" in os.environ:
