@@ -108,10 +108,12 @@ class NcdwfGauss(Method):
 
     def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
         """Choose the best head, fit the identifier and set its threshold."""
+        state = cast(State, state)
         model.best_head.fill_(best_head(outcome.history))
         settle_identifier(
             model,
-            cast(State, state).memory,
+            state.memory,
+            state.teacher,
             outcome,
             optim=self.identifier_optim,
             tau="calibrated",
