@@ -133,7 +133,7 @@ def test_history_covers_both_phases_and_the_identifier(finished_run: Path) -> No
     assert epochs == [
         ("supervised", 0),
         *(("discovery", 0), ("discovery", 1)),
-        *(("identifier", 0), ("identifier", 1)),
+        *(("settling", 0), ("settling", 1)),
     ]
 
 

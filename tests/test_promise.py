@@ -196,13 +196,13 @@ def test_signatures_have_no_place_for_labels(function: object, names: set[str]) 
 def test_what_a_method_receives_has_no_place_for_labels() -> None:
     assert [item.name for item in fields(Views)] == ["large", "small"]
     assert {item.name for item in fields(Outcome)} == {
-        *("images", "history", "seed", "engine", "progress")
+        *("images", "before", "history", "seed", "engine", "progress")
     }
 
 
 def test_discovery_and_methods_do_not_import_what_knows_labels() -> None:
     graph = grimp.build_graph("ncdwf", include_external_packages=True, cache_dir=None)
-    blind = {f"ncdwf.learning.{name}" for name in ("clustering", "discovery", "identification")}
+    blind = {f"ncdwf.learning.{name}" for name in ("clustering", "discovery", "settling")}
     blind |= graph.find_descendants(ncdwf.methods.__name__)
     seeing = {f"ncdwf.data.{name}" for name in ("setting", "digits", "cifar")}
     seeing |= {"ncdwf.learning.supervised", "sklearn"}

@@ -6,13 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
-from sklearn.linear_model import Ridge
 from torch import nn
 from torch.nn import functional as F
 
 from ncdwf.model.heads import CosineHead
 from ncdwf.model.initialise import build
-from ncdwf.model.replay import BetaQuantile, Carried, GaussianPrototypes, PseudoLatents, invert
+from ncdwf.model.replay import BetaQuantile, GaussianPrototypes, PseudoLatents, invert
 from ncdwf.model.statistics import ClassStatistics
 from ncdwf.noise import draw, generator
 
@@ -199,46 +198,3 @@ def test_the_bank_takes_the_mean_feature_norm_and_keeps_its_directions():
     memory, bank = pseudo_latents()
     assert torch.allclose(memory.bank.norm(dim=-1), torch.full((3, 4), 2.0))
     assert torch.allclose(F.cosine_similarity(memory.bank, bank, dim=-1), torch.ones(3, 4))
-
-
-TURN = torch.tensor([[0.8, 0.3], [-0.1, 1.1]])
-
-
-def gaussian():
-    return GaussianPrototypes(statistics(torch.full((2,), 0.5)))
-
-
-def test_latents_are_carried_where_a_linear_movement_takes_them():
-    before = torch.randn(400, 2, generator=generator(5)) + torch.tensor([4.0, -1.0])
-    carried, labels = drawn(Carried(gaussian(), before, before @ TURN, ridge=0.0), 30)
-    latents, same = drawn(gaussian(), 30)
-    assert torch.allclose(carried, latents @ TURN, atol=1e-4)
-    assert torch.equal(labels, same)
-
-
-def test_the_movement_is_foretold_by_ridge_regression():
-    before = torch.randn(50, 2, generator=generator(5)) + torch.tensor([4.0, -1.0])
-    after = before @ TURN + torch.randn(50, 2, generator=generator(6))
-    carried, _ = drawn(Carried(gaussian(), before, after, ridge=0.2), 30)
-    latents, _ = drawn(gaussian(), 30)
-    alpha = 0.2 * before.square().sum(0).mean().item()
-    fit = Ridge(alpha=alpha, fit_intercept=False).fit(before.numpy(), (after - before).numpy())
-    expected = latents.numpy() + fit.predict(latents.numpy())
-    assert np.allclose(carried.numpy(), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("rows", [1, 50])
-def test_latents_stay_where_nothing_has_moved(rows):
-    before = torch.randn(rows, 2, generator=generator(5))
-    latents, _ = drawn(gaussian(), 20)
-    for place in (before, torch.zeros(rows, 2)):
-        assert torch.equal(drawn(Carried(gaussian(), place, place), 20)[0], latents)
-
-
-def test_latents_stay_where_no_feature_was_seen():
-    before = torch.tensor([[3.0, 0.0]]).repeat(20, 1)
-    carried, _ = drawn(Carried(gaussian(), before, torch.tensor([[0.0, 3.0]]).repeat(20, 1)), 20)
-    latents, _ = drawn(gaussian(), 20)
-    # Along the first axis they turn like the pool; the second it has never seen.
-    turned = torch.stack([0 * latents[:, 0], latents[:, 1] + latents[:, 0]], dim=1)
-    assert torch.allclose(carried, turned, atol=0.1)

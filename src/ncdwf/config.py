@@ -149,7 +149,7 @@ class Discovery:
     pool: Literal["novel", "mixed"] = "novel"
     """Whether all its pictures are of novel classes; in a mixed one, known ones are left out."""
     backbone_rate: float = 1.0
-    """How fast the backbone learns, relative to the new heads."""
+    """How fast the backbone and the known head learn, relative to the new heads."""
     large: View = View()
     num_large: int = 2
     small: View = View()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ncdwf.config import Config, Engine, from_dict
@@ -33,6 +34,7 @@ from ncdwf.learning.rounds import promote
 from ncdwf.learning.survey import Survey, check_pool, survey
 from ncdwf.model import Model
 from ncdwf.model.backbone import apply
+from ncdwf.model.movement import Movement
 from ncdwf.model.statistics import soft_statistics
 from ncdwf.noise import Draw, Noise
 
@@ -45,6 +47,8 @@ class Outcome:
 
     images: Inputs
     """The pool."""
+    before: Float[Tensor, "image feature"]
+    """The features of the pool before discovery."""
     history: History
     """What each epoch left; `finish` adds the epochs of what it fits."""
     seed: int
@@ -152,13 +156,18 @@ def best_head(history: History, term: str = "cluster") -> int:
     return min(range(len(losses)), key=losses.__getitem__)
 
 
-def remember_novel(model: Model, images: Inputs) -> None:
-    """Put the statistics of the novel classes, as the model itself sees the pool, into it.
+def remember(
+    model: Model,
+    before: Float[Tensor, "image feature"],
+    features: Float[Tensor, "image feature"],
+) -> None:
+    """Put the statistics of all classes into the model, as it sees them now.
 
-    A later round needs them: the pool will be gone by then.
+    A later round needs them: the pool will be gone by then. Those of known classes move as the
+    features of the pool have moved; those of novel ones are what the model makes of the pool.
     """
     assert model.architecture.novel is not None
-    features = model.features(images)
+    model.statistics = Movement(before, features).carry(model.statistics)
     logits = model.outputs(features).novel_logits[int(model.best_head)]
     memberships = (logits.double() / model.architecture.novel.temperature).softmax(1)
     model.novel_statistics = soft_statistics(features, memberships, model.architecture.spread)
@@ -203,9 +212,10 @@ def discover(
     if found.sifted is not None:
         images = images[found.sifted.is_kept]
     num_novel = settings.num_novel if found.count is None else found.count.number
+    images = place(images, device)
+    before = model.features(images)
     model, state = method.prepare(model, num_novel, seed=config.seed)
     state = state.to(device)
-    images = place(images, device)
 
     for name in ("large", "small"):
         check_view(
@@ -234,6 +244,7 @@ def discover(
         model.eval()
         outcome = Outcome(
             images=images,
+            before=before,
             history=epochs,
             seed=config.seed,
             engine=config.engine,
@@ -241,7 +252,7 @@ def discover(
         )
         method.finish(model, state, outcome)
         model.eval()
-        remember_novel(model, images)
+        remember(model, before, model.features(images))
 
     def after_epoch(epochs: History) -> None:
         every = config.snapshot_epochs
@@ -259,7 +270,7 @@ def discover(
         seed=config.seed,
         phase=PHASE,
         engine=config.engine,
-        slower={"model.backbone": settings.backbone_rate},
+        slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
         checkpoints=checkpoints,
         progress=progress,
         after_epoch=after_epoch,

@@ -18,10 +18,10 @@ from ncdwf.learning.discovery import (
     best_head,
     register,
 )
-from ncdwf.learning.identification import settle_identifier
 from ncdwf.learning.information import VariationalRegressor
 from ncdwf.learning.loop import Terms
 from ncdwf.learning.losses import balanced_binary_cross_entropy, distillation
+from ncdwf.learning.settling import settle
 from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
@@ -193,12 +193,13 @@ class Ncdwf(Method):
         """Choose the best head, fit the identifier (unless it is trained) and set its threshold."""
         state = cast(State, state)
         model.best_head.fill_(best_head(outcome.history))
-        settle_identifier(
+        settle(
             model,
             state.memory,
             state.teacher,
             outcome,
             optim=self.identifier_optim if self.identifier == "after" else None,
+            weight_replay=self.weight_replay,
             tau=self.tau,
             novel_lost=self.novel_lost,
         )

@@ -17,9 +17,9 @@ from ncdwf.learning.discovery import (
     best_head,
     register,
 )
-from ncdwf.learning.identification import settle_identifier
 from ncdwf.learning.loop import Terms
 from ncdwf.learning.losses import distillation
+from ncdwf.learning.settling import settle
 from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.replay import GaussianPrototypes
@@ -110,12 +110,13 @@ class NcdwfGauss(Method):
         """Choose the best head, fit the identifier and set its threshold."""
         state = cast(State, state)
         model.best_head.fill_(best_head(outcome.history))
-        settle_identifier(
+        settle(
             model,
             state.memory,
             state.teacher,
             outcome,
             optim=self.identifier_optim,
+            weight_replay=self.weight_replay,
             tau="calibrated",
             novel_lost=self.novel_lost,
         )

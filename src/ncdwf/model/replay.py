@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from ncdwf.model.statistics import ClassStatistics
 from ncdwf.noise import Draw, Noise, draw
 
-LEAST = 1e-9
 Latents = tuple[Float[Tensor, "latent feature"], Int64[Tensor, " latent"]]
 
 
@@ -109,43 +108,6 @@ class GaussianPrototypes(KnownMemory):
         else:
             offset = torch.einsum("nfg,ng->nf", self.factor[labels], normal)
         return self.means[labels] + offset, labels
-
-
-class Carried(KnownMemory):
-    """Latents of another memory, carried along to where the features have moved since.
-
-    Features move while a network learns, those of known pictures too, but a memory stays where it
-    was. How the pool's features have moved is seen; the linear map that foretells it best from
-    where they were (ridge regression: what is not seen to move stays) foretells how known ones
-    have moved as well. A cosine head reads directions, hence a map that leaves the origin alone.
-    """
-
-    turn: Float[Tensor, "feature feature"]
-
-    def __init__(
-        self,
-        memory: KnownMemory,
-        before: Float[Tensor, "row feature"],
-        after: Float[Tensor, "row feature"],
-        *,
-        ridge: float = 0.01,
-    ) -> None:
-        super().__init__()
-        self.memory = memory
-        places, steps = before.double(), after.double() - before.double()
-        scatter = places.T @ places
-        # The least keeps it solvable where all features are 0.
-        scatter.diagonal().add_(ridge * scatter.diagonal().mean() + LEAST)
-        self.register_buffer("turn", torch.linalg.solve(scatter, places.T @ steps).float())
-
-    def draws(self, num_latents: int) -> dict[str, Draw]:
-        """Return what the memory draws."""
-        return self.memory.draws(num_latents)
-
-    def sample(self, noise: Noise) -> Latents:
-        """Return latents of the memory where such features are now."""
-        latents, labels = self.memory.sample(noise)
-        return latents + latents @ self.turn, labels
 
 
 class BetaQuantile(nn.Module):

@@ -25,7 +25,6 @@ from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import discover, make_method
-from ncdwf.learning.identification import PHASE as IDENTIFIER
 from ncdwf.learning.loop import (
     Checkpoints,
     Epoch,
@@ -34,6 +33,7 @@ from ncdwf.learning.loop import (
     choose_device,
     choose_engine,
 )
+from ncdwf.learning.settling import PHASE as SETTLING
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey, check_pool
@@ -419,7 +419,7 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
         images = sum(epoch.seconds * epoch.images_per_second for epoch in epochs)
         seconds.append(round(total, 2))
         rates.append(round(images / total, 1) if total else 0.0)
-    seconds[1] += sum(epoch.seconds for epoch in history if epoch.phase == IDENTIFIER)
+    seconds[1] += sum(epoch.seconds for epoch in history if epoch.phase == SETTLING)
     storage.write_json(
         run.path / SCORES_FILE,
         {

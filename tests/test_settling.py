@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from ncdwf.config import Optim
-from ncdwf.learning import identification
+from ncdwf.learning import settling
 from ncdwf.learning.discovery import Outcome, Teacher
-from ncdwf.learning.identification import calibrate, fit_identifier, settle_identifier
+from ncdwf.learning.settling import calibrate, fit_heads, settle
 from ncdwf.model import NovelHead
+from ncdwf.model.heads import CosineHead
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.initialise import build
+from ncdwf.model.movement import Movement
 from ncdwf.model.replay import GaussianPrototypes
 from ncdwf.model.statistics import ClassStatistics
 from ncdwf.noise import draw, generator
@@ -38,10 +40,18 @@ def identifier(seed=0):
     return build(lambda: KnownClassIdentifier(4), generator(seed))
 
 
+def known_head(seed=0):
+    return build(lambda: CosineHead(4, 2), generator(seed))
+
+
 def fit(made, features, *, optim=OPTIM, **rest):
-    """Fit `made` on one cluster."""
+    """Fit `made` on one cluster of features that have not moved, and leave the known head alone."""
     labels = torch.zeros(len(features), dtype=torch.int64)
-    return fit_identifier(made, memory(), features, labels, optim, **{"seed": 0, **rest})
+    heads = made, known_head(), known_head()
+    rest = {"temperature": 0.1, "weight_replay": 0.0, "seed": 0, **rest}
+    return fit_heads(
+        *heads, rest.pop("recall", memory()), features, features, labels, optim, **rest
+    )
 
 
 def fitted(seed=0):
@@ -79,52 +89,67 @@ def test_fitting_leaves_thresholds_and_features_alone():
 
 def test_fitting_returns_what_each_epoch_left():
     history = fit(identifier(), pool())
-    assert [(epoch.phase, epoch.epoch) for epoch in history] == [
-        ("identifier", i) for i in range(8)
-    ]
+    assert [(epoch.phase, epoch.epoch) for epoch in history] == [("settling", i) for i in range(8)]
     losses = [epoch.terms["identify"] for epoch in history]
     assert losses[0] == pytest.approx(math.log(2), abs=0.1)  # it begins with a guess
     assert losses[-1] < 0.5 * losses[0]
 
 
 LABELS = torch.arange(64) % 3
+TURN = torch.eye(4) + 0.2 * torch.randn(4, 4, generator=generator(9))
 
 
 @pytest.fixture
 def intercepted(monkeypatch):
-    """Return what `fit_identifier` hands to the loop, instead of training with it."""
+    """Return what `fit_heads` hands to the loop, instead of training with it."""
     handed = {}
 
     def train(module, loss, source, optim, **rest):
         handed.update(module=module, loss=loss, source=source, optim=optim, **rest)
         return []
 
-    monkeypatch.setattr(identification, "train", train)
-    made = identifier()
-    fit_identifier(made, memory(), pool(64), LABELS, OPTIM, seed=0, engine="eager")
-    assert handed["module"] is made
+    monkeypatch.setattr(settling, "train", train)
+    made, head = identifier(), known_head()
+    fit_heads(
+        *(made, head, known_head(seed=1), memory(), pool(64), pool(64) @ TURN, LABELS, OPTIM),
+        temperature=0.2,
+        weight_replay=3.0,
+        seed=0,
+        engine="eager",
+    )
+    assert list(handed["module"]) == [made, head]
     return handed
 
 
-def test_latents_and_centres_are_given_the_spread_of_the_clusters(intercepted):
+def test_latents_are_carried_along_and_both_sides_are_given_the_spread_of_the_clusters(intercepted):
     noise = draw(intercepted["noise"], 1, generator(1))
     noise = {name: drawn[0] for name, drawn in noise.items()}
-    features = pool(64)
-    centres = torch.stack([features[label == LABELS].mean(0) for label in range(3)])
+    spreads, centres = [], []
+    for features in (pool(64), pool(64) @ TURN):
+        means = torch.stack([features[label == LABELS].mean(0) for label in range(3)])
+        centres.append(means)
+        spreads.append(features - means[LABELS])
     rows = intercepted["source"].batch(0, 0)[0]
-    assert all((row - centres).norm(dim=1).min() < 1e-6 for row in rows)
+    assert all((row - centres[1]).norm(dim=1).min() < 1e-5 for row in rows)
 
     seen = []
-    made = intercepted["module"]
+    made, head = intercepted["module"]
     made.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
-    loss = intercepted["loss"]((rows,), noise, torch.zeros(()))["identify"]
+    terms = intercepted["loss"]((rows,), noise, torch.zeros(()))
     known, novel = seen
-    spread = features - centres[LABELS]
+    latents, _ = memory().sample(noise)
     places = (noise["spread"] * 64).long()
-    assert torch.allclose(known, memory().sample(noise)[0] + spread[places[:32]], atol=1e-6)
-    assert torch.allclose(novel, rows + spread[places[32:]], atol=1e-6)
+    carried = Movement(pool(64), pool(64) @ TURN)(latents)
+    assert not torch.allclose(carried, latents, atol=0.1)
+    assert torch.allclose(known, carried + spreads[1][places[:32]], atol=1e-5)
+    assert torch.allclose(novel, rows + spreads[1][places[32:]], atol=1e-5)
     answers = torch.cat([1 - made.novelty(known), made.novelty(novel)])
-    assert loss.item() == pytest.approx(-answers.log().mean().item(), rel=1e-5)
+    assert terms["identify"].item() == pytest.approx(-answers.log().mean().item(), rel=1e-5)
+
+    # The known head is to answer as the old one did where the latent was.
+    old = (known_head(seed=1)(latents + spreads[0][places[:32]]) / 0.2).softmax(1)
+    cross_entropy = -(old * (head(known) / 0.2).log_softmax(1)).sum(1).mean()
+    assert terms["replay"].item() == pytest.approx(3 * cross_entropy.item(), rel=1e-5)
 
 
 def test_spread_does_not_tell_latents_from_the_pool():
@@ -133,13 +158,49 @@ def test_spread_does_not_tell_latents_from_the_pool():
     statistics.means = torch.tensor([[0.0, 3.0, 0.0, 0.0]])
     statistics.spread = torch.full((4,), 1e-6)
     made, features = identifier(), pool(500)
-    labels = torch.zeros(500, dtype=torch.int64)
-    fit_identifier(made, GaussianPrototypes(statistics), features, labels, OPTIM, seed=0)
+    fit(made, features, recall=GaussianPrototypes(statistics))
     assert made.novelty(pool(500, seed=3)).std() < 0.1
 
 
+def turned(angle, head):
+    """Fit `head` to features that a turn by `angle` has moved since it was right."""
+    turn = torch.eye(4)
+    turn[:2, :2] = torch.tensor([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    before = torch.randn(200, 4, generator=generator(3))
+    labels = torch.zeros(200, dtype=torch.int64)
+    old = copy.deepcopy(head)
+    history = fit_heads(
+        *(identifier(), head, old, memory(), before, before @ turn, labels, OPTIM),
+        temperature=0.1,
+        weight_replay=1.0,
+        seed=0,
+    )
+    return history, turn
+
+
+def right_head():
+    head = known_head()
+    with torch.no_grad():
+        head.prototypes.copy_(memory().means)
+    return head
+
+
+def test_the_known_head_turns_with_the_features():
+    head = right_head()
+    history, turn = turned(1.2, head)
+    losses = [epoch.terms["replay"] for epoch in history]
+    assert losses[-1] < 0.3 * losses[0]
+    assert torch.cosine_similarity(head.prototypes, memory().means @ turn).min() > 0.95
+
+
+def test_a_known_head_stays_where_nothing_has_moved():
+    head = right_head()
+    turned(0.0, head)
+    assert torch.cosine_similarity(head.prototypes, memory().means).min() > 0.999
+
+
 def test_fitting_runs_on_the_engine_asked_for(intercepted):
-    assert (intercepted["engine"], intercepted["phase"]) == ("eager", "identifier")
+    assert (intercepted["engine"], intercepted["phase"]) == ("eager", "settling")
 
 
 def test_fitting_reports_its_progress():
@@ -157,7 +218,7 @@ def test_fitting_reports_its_progress():
 
     fit(identifier(), pool(64), progress=Listener())
     # 64 features in batches of 32, 8 epochs.
-    assert heard == [("identifier", 8 * 64, 0), *[32] * 16, "stop"]
+    assert heard == [("settling", 8 * 64, 0), *[32] * 16, "stop"]
 
 
 def reading(values):
@@ -217,16 +278,27 @@ def settled(known_model, images, history=None, *, optim=SETTLE, tau="calibrated"
     """Return a model whose identifier was settled on `images`."""
     shape = NovelHead(num_novel=2, num_heads=1, num_hidden=4, num_projected=4)
     model = known_model.with_novel(shape, identifier=True, seed=0).eval()
+    teacher = changes.pop("teacher", known_model)
     outcome = Outcome(
         images=images,
+        before=teacher.features(images),
         history=[] if history is None else history,
         seed=changes.pop("seed", 0),
         engine="auto",
         progress=None,
     )
     recall = GaussianPrototypes(model.statistics)
-    teacher = Teacher(changes.pop("teacher", known_model))
-    settle_identifier(model, recall, teacher, outcome, optim=optim, tau=tau, novel_lost=0.25)
+    settle(
+        model,
+        recall,
+        Teacher(teacher),
+        outcome,
+        optim=optim,
+        weight_replay=changes.pop("weight_replay", 1.0),
+        tau=tau,
+        novel_lost=0.25,
+    )
+    assert not changes
     return model
 
 
@@ -261,24 +333,23 @@ def test_settling_adds_its_epochs_to_the_history(known_model, split):
     settled(known_model, split.pool_images, history)
     assert history[:3] == before
     assert [(epoch.phase, epoch.epoch) for epoch in history[3:]] == [
-        ("identifier", epoch) for epoch in range(3)
+        ("settling", epoch) for epoch in range(3)
     ]
 
 
-def test_latents_are_carried_along_with_the_features(known_model, split, monkeypatch):
+def test_the_fit_knows_how_the_pool_has_moved(known_model, split, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        identification, "fit_identifier", lambda _, recall, *rest, **more: seen.append(recall) or []
-    )
+    monkeypatch.setattr(settling, "fit_heads", lambda *given, **rest: seen.extend(given) or [])
     moved = copy.deepcopy(known_model)
     with torch.no_grad():  # as if discovery had made every feature twice as long
         for tensor in (moved.backbone.layers[-2].weight, moved.backbone.layers[-2].bias):
             tensor.mul_(2)
+        moved.known_head.prototypes.neg_()
     settled(moved, split.pool_images, teacher=known_model)
-    (carried,) = seen
-    before = known_model.features(split.pool_images)
-    assert (before @ carried.turn - before).norm() < 0.2 * before.norm()
-    assert torch.equal(carried.memory.means, known_model.statistics.means)
+    _, head, old_head, recall, before, after, *_ = seen
+    assert torch.allclose(after, 2 * before, atol=1e-4)
+    assert torch.equal(head.prototypes, -old_head.prototypes)
+    assert torch.equal(recall.means, known_model.statistics.means)
 
 
 def test_an_identifier_that_was_trained_before_gets_thresholds_and_nothing_else(known_model, split):
@@ -292,6 +363,17 @@ def test_an_identifier_that_was_trained_before_gets_thresholds_and_nothing_else(
         assert torch.equal(left, right)
     assert history == []
     assert model.tau != 0.5
+
+
+@pytest.mark.parametrize(("weight_replay", "optim"), [(1.0, SETTLE), (0.0, SETTLE), (1.0, None)])
+def test_the_known_head_is_settled_if_it_is_replayed_to(known_model, split, weight_replay, optim):
+    moved = copy.deepcopy(known_model)
+    with torch.no_grad():
+        moved.known_head.prototypes.add_(0.1)
+    fit = {"weight_replay": weight_replay, "optim": optim}
+    model = settled(moved, split.pool_images, teacher=known_model, **fit)
+    is_left_alone = weight_replay == 0 or optim is None
+    assert torch.equal(model.known_head.prototypes, moved.known_head.prototypes) == is_left_alone
 
 
 def test_settling_follows_from_the_seed(known_model, split):
