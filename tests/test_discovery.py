@@ -311,8 +311,9 @@ def test_a_model_that_has_discovered_begins_another_round(
     )
     assert again.novel_names == ("novel-3", "novel-4")
     assert (again.num_known, again.architecture.num_discovered) == (6, 2)
-    counts = torch.cat([found_model.statistics.counts, found_model.novel_statistics.counts])  # type: ignore[union-attr]
-    assert torch.equal(again.statistics.counts, counts)
+    means = torch.cat([found_model.statistics.means, found_model.novel_statistics.means])  # type: ignore[union-attr]
+    features = [model.features(split.pool_images) for model in (found_model, again)]
+    assert torch.equal(again.statistics.means, Movement(*features)(means))
     assert again.predict(split.test_images).labels.max() < 8
 
 
