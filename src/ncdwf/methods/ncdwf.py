@@ -80,6 +80,7 @@ class Ncdwf(Method):
     identifier: Literal["during", "after"] = "after"
     """Trained with every step of discovery, or fitted after it on evaluation-mode features."""
     identifier_optim: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
+    """Of the fit after discovery, in which the known head is settled, too."""
     tau: float | Literal["calibrated"] = "calibrated"
     """The threshold on P(novel), or the one that `novel_lost` leads to."""
     novel_lost: float = 0.2
@@ -190,7 +191,7 @@ class Ncdwf(Method):
         return terms
 
     def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
-        """Choose the best head, fit the identifier (unless it is trained) and set its threshold."""
+        """Choose the best head, settle identifier and known head, set the threshold."""
         state = cast(State, state)
         model.best_head.fill_(best_head(outcome.history))
         settle(

@@ -58,6 +58,7 @@ class NcdwfGauss(Method):
     adapt_distill: bool = False
     """Whether that weight is multiplied by √(known / novel classes)."""
     identifier_optim: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
+    """Of the fit after discovery, in which the known head is settled, too."""
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the threshold gives up."""
 
@@ -107,7 +108,7 @@ class NcdwfGauss(Method):
         }
 
     def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
-        """Choose the best head, fit the identifier and set its threshold."""
+        """Choose the best head, settle identifier and known head, set the threshold."""
         state = cast(State, state)
         model.best_head.fill_(best_head(outcome.history))
         settle(

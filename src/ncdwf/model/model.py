@@ -39,10 +39,10 @@ DERIVED_FROM = {
     "identifier.tau": "the threshold in use",
     "identifier.calibrated_tau": "the pool: a threshold",
     "identifier": "the pool and replay: weights",
-    "statistics.means": "labelled pictures: each class's mean feature",
-    "statistics.spread": "labelled pictures: spread around the means",
+    "statistics.means": "labelled pictures, carried along by discovery: each class's mean feature",
+    "statistics.spread": "labelled pictures, carried along by discovery: spread around the means",
     "statistics.counts": "labelled pictures: how many of each class",
-    "statistics.feature_norm": "labelled pictures: mean feature length",
+    "statistics.feature_norm": "labelled pictures, carried along by discovery: mean feature length",
     "novel_statistics": "the pool: each novel class's mean feature, spread, size",
 }
 """What each stored tensor is made from; the longest matching prefix counts."""
