@@ -130,7 +130,7 @@ def discovery(model: Model, batch_size: int, num_novel: int, num_images: int = 2
         discovery__optim__epochs=4,
         discovery__optim__batch_size=batch_size,
         discovery__num_novel=num_novel,
-        method__identifier_optim__epochs=1,
+        method__settling__epochs=1,
     )
     history: History = []
     discover(model, images, make_method(config.method), config, history=history)
@@ -191,7 +191,7 @@ class FirstStep(Quiet):
 
 def first_step() -> float:
     """Return the seconds from a saved model to the end of the first discovery step."""
-    config = settings(discovery__optim__epochs=1, method__identifier_optim__epochs=1)
+    config = settings(discovery__optim__epochs=1, method__settling__epochs=1)
     names = tuple(map(str, range(NUM_KNOWN)))
     architecture = Architecture(
         backbone="resnet18",

@@ -44,11 +44,11 @@ TINY_METHOD: dict[str, Any] = {
     "clustering": {"num_heads": 2, "num_hidden": 32, "num_projected": 16},
     "latents_per_class": 20,
     "inversion_iterations": 10,
-    "identifier_optim": {"epochs": 60, "batch_size": 16, "lr": 0.1},
+    "settling": {"epochs": 60, "batch_size": 16, "lr": 0.1},
     "tau": 0.5,
     "norms": "pool",
 }
-SHORT_METHOD = {**TINY_METHOD, "identifier_optim": {"epochs": 2, "batch_size": 16, "lr": 0.1}}
+SHORT_METHOD = {**TINY_METHOD, "settling": {"epochs": 2, "batch_size": 16, "lr": 0.1}}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

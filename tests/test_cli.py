@@ -52,7 +52,7 @@ VERBS = (
 SHORT = (
     "--set=supervised.optim.epochs=1",
     "--set=discovery.optim.epochs=2",
-    "--set=method.identifier_optim.epochs=2",
+    "--set=method.settling.epochs=2",
 )
 OWN_ROUND = (
     *SHORT[1:],
@@ -530,7 +530,7 @@ BAD = {
     "unknown key, deeper": sets("discovery.larg.shift=1", "config.discovery.larg", "'large'"),
     "unknown key, deepest": sets("supervised.optim.lrr=1", "config.supervised.optim.lrr", "'lr'"),
     "unknown key of the method": sets("method.weight_distil=1", "'weight_distill'"),
-    "unknown key in the method": sets("method.identifier_optim.lrr=1", "'lr'"),
+    "unknown key in the method": sets("method.settling.lrr=1", "'lr'"),
     "no value": sets("seed", "key=value"),
     "no key": sets("=1", "unknown key"),
     "a key below a value": sets("seed.x=1", "config.seed"),

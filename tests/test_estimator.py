@@ -40,7 +40,7 @@ from ncdwf.model import Model
 # Enough for what does not depend on how well it learns.
 SHORT = {"supervised.optim.epochs": 1, "discovery.optim.epochs": 1}
 REPLAY = {
-    "method.identifier_optim.epochs": 1,
+    "method.settling.epochs": 1,
     "method.inversion_iterations": 2,
     "method.latents_per_class": 5,
 }
@@ -572,7 +572,7 @@ def test_without_settings_the_configuration_follows_from_the_data(monkeypatch, l
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_discovers(method):
-    settings = SHORT if method == "uno" else SHORT | {"method.identifier_optim.epochs": 1}
+    settings = SHORT if method == "uno" else SHORT | {"method.settling.epochs": 1}
     finder = NovelClassDiscoverer(2, method=method, settings=settings).fit(X, Y).discover(POOL)
     assert finder.config_.method["name"] == method
     assert len(finder.classes_) == 4

@@ -492,18 +492,6 @@ def test_the_weights_of_gaussian_replay_multiply_their_terms(
         assert torch.allclose(more[key], factor * once[key], rtol=1e-5), key
 
 
-@pytest.mark.parametrize("name", ["ncdwf", "ncdwf-gauss"])
-def test_distillation_weighs_more_the_more_known_classes_a_novel_one_has(
-    name: str, known_model: Model, split: Split, config: Config
-) -> None:
-    _, plain = one_loss(small(name), known_model, split, config)
-    _, adapted = one_loss(small(name, adapt_distill=True), known_model, split, config)
-    assert plain["distill"] > 0
-    # Four known classes, two novel ones.
-    assert torch.allclose(adapted["distill"], 2**0.5 * plain["distill"], rtol=1e-5)
-    assert torch.equal(adapted["cluster"], plain["cluster"])
-
-
 def test_gaussian_replay_keeps_the_known_classes_and_calibrates(
     discovered: dict[str, tuple[Model, History, float]], known_model: Model, split: Split
 ) -> None:

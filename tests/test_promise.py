@@ -117,7 +117,7 @@ SMALL = [
     "method.clustering.num_projected=8",
     "method.latents_per_class=10",
     "method.inversion_iterations=3",
-    "method.identifier_optim.epochs=1",
+    "method.settling.epochs=1",
 ]
 POISON = """
 import sys

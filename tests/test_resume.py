@@ -28,7 +28,7 @@ SETS = (
     "method.clustering.num_projected=8",
     "method.latents_per_class=10",
     "method.inversion_iterations=3",
-    "method.identifier_optim.epochs=2",
+    "method.settling.epochs=2",
 )
 PATIENCE = 60.0
 

@@ -24,10 +24,10 @@ LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 
 def _digits(setting: str, num_novel: int, method: str) -> Config:
     view = View(shift=0.8, rotation=9.0, scale=0.2)
-    identifier = {"epochs": 60, "batch_size": 64, "lr": 0.1}
+    settling = {"epochs": 60, "batch_size": 64, "lr": 0.1}
     fields: dict[str, dict[str, Any]] = {
-        "ncdwf": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
-        "ncdwf-gauss": {"identifier_optim": identifier, "norms": "pool", "novel_lost": 0.05},
+        "ncdwf": {"settling": settling, "norms": "pool", "novel_lost": 0.05},
+        "ncdwf-gauss": {"settling": settling, "norms": "pool", "novel_lost": 0.05},
     }
     supervised = Optim(epochs=20, batch_size=64, lr=0.02, warmup_epochs=1, weight_decay=1e-3)
     discovery = Optim(epochs=100, batch_size=64, lr=0.2, warmup_epochs=5, weight_decay=1e-3)
@@ -63,7 +63,7 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
     protects = method != "uno"
     fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
     if protects:
-        fields |= {"weight_distill": 1.25, "adapt_distill": True}
+        fields["weight_distill"] = 1.25
     if method == "ncdwf":
         fields["weight_information"] = 0.001
     return Config(
@@ -79,13 +79,13 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
             optim=Optim(
                 epochs=200,
                 batch_size=512,
-                lr=1.0 if protects else 0.4,
+                lr=2.0 if protects else 0.4,
                 # Held norms do not bound the activations.
                 clip_norm=1.0 if protects else 0.0,
                 warmup_epochs=10,
                 weight_decay=1.5e-4,
             ),
-            backbone_rate=0.1 if protects else 1.0,
+            backbone_rate=0.05 if protects else 1.0,
             large=large,
             small=small,
             num_small=2,

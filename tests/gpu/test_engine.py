@@ -46,8 +46,8 @@ def config() -> Config:
         "discovery.optim.warmup_epochs=0",
         "discovery.optim.lr=0.01",
         "discovery.num_novel=4",
-        "method.identifier_optim.epochs=2",
-        "method.identifier_optim.batch_size=64",
+        "method.settling.epochs=2",
+        "method.settling.batch_size=64",
     ):
         config = override(config, assignment)
     return config

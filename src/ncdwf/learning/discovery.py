@@ -5,7 +5,6 @@ keeps the modules that know labels out of this one and of every method.
 """
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -138,15 +137,6 @@ class Teacher(nn.Module):
     def known_logits(self, features: Tensor) -> Tensor:
         """Return the cosines of the known head as it was before discovery."""
         return self.model.known_head(features)  # type: ignore[no-any-return]
-
-
-def adaptive(weight: float, model: Model) -> float:
-    """Return `weight` times √(known / novel): the more there is to keep for each new class [1].
-
-    References:
-        [1]: Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019.
-    """
-    return weight * math.sqrt(model.num_known / model.num_novel)
 
 
 def best_head(history: History, term: str = "cluster") -> int:

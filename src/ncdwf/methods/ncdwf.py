@@ -14,7 +14,6 @@ from ncdwf.learning.discovery import (
     Method,
     Outcome,
     Teacher,
-    adaptive,
     best_head,
     register,
 )
@@ -71,15 +70,13 @@ class Ncdwf(Method):
     inversion_iterations: int = 100
     weight_distill: float = 3.0
     """Relative to the mean feature norm."""
-    adapt_distill: bool = False
-    """Whether that weight is multiplied by √(known / novel classes)."""
     weight_information: float = 0.01
     information_from: Literal["frozen", "current"] = "frozen"
     """Whose known logits the regulariser aims at; the current ones carry no gradient."""
     min_variance: float = 1.0
     identifier: Literal["during", "after"] = "after"
     """Trained with every step of discovery, or fitted after it on evaluation-mode features."""
-    identifier_optim: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
+    settling: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
     """Of the fit after discovery, in which the known head is settled, too."""
     tau: float | Literal["calibrated"] = "calibrated"
     """The threshold on P(novel), or the one that `novel_lost` leads to."""
@@ -173,9 +170,9 @@ class Ncdwf(Method):
 
         before = state.teacher.features(views.large.flatten(0, 1))
         large = pool[: len(before)]
-        weight = self.weight_distill
-        weight = adaptive(weight, model) if self.adapt_distill else weight
-        terms["distill"] = weight * distillation(large, before, model.statistics.feature_norm)
+        terms["distill"] = self.weight_distill * distillation(
+            large, before, model.statistics.feature_norm
+        )
         if self.weight_information > 0:
             target = (
                 state.teacher.known_logits(before).float() / model.architecture.temperature
@@ -199,7 +196,7 @@ class Ncdwf(Method):
             state.memory,
             state.teacher,
             outcome,
-            optim=self.identifier_optim if self.identifier == "after" else None,
+            optim=self.settling if self.identifier == "after" else None,
             weight_replay=self.weight_replay,
             tau=self.tau,
             novel_lost=self.novel_lost,

@@ -13,7 +13,6 @@ from ncdwf.learning.discovery import (
     Method,
     Outcome,
     Teacher,
-    adaptive,
     best_head,
     register,
 )
@@ -55,9 +54,7 @@ class NcdwfGauss(Method):
     weight_replay: float = 1.0
     weight_distill: float = 3.0
     """Relative to the mean feature norm."""
-    adapt_distill: bool = False
-    """Whether that weight is multiplied by √(known / novel classes)."""
-    identifier_optim: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
+    settling: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
     """Of the fit after discovery, in which the known head is settled, too."""
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the threshold gives up."""
@@ -98,12 +95,10 @@ class NcdwfGauss(Method):
         before = state.teacher.features(views.large.flatten(0, 1))
         known = model.known_head(samples).float() / model.architecture.temperature
         cosines = cluster(model, state.overclusters, features)
-        weight = self.weight_distill
-        weight = adaptive(weight, model) if self.adapt_distill else weight
         return {
             **cluster_terms(cosines, views, self.clustering),
             "replay": self.weight_replay * F.cross_entropy(known, labels),
-            "distill": weight
+            "distill": self.weight_distill
             * distillation(features[: len(before)], before, model.statistics.feature_norm),
         }
 
@@ -116,7 +111,7 @@ class NcdwfGauss(Method):
             state.memory,
             state.teacher,
             outcome,
-            optim=self.identifier_optim,
+            optim=self.settling,
             weight_replay=self.weight_replay,
             tau="calibrated",
             novel_lost=self.novel_lost,
