@@ -78,15 +78,12 @@ def test_cifar_follows_the_schedules_and_views_of_uno(setting, method):
     }
 
 
-def test_the_learning_rate_of_uno_on_cifar_is_the_published_one():
-    assert recipe("cifar100-80-20", "uno").discovery.optim.lr == 0.4
-    assert recipe("cifar100-80-20", "uno").discovery.backbone_rate == 1
-
-
-@every_method
-def test_gradients_are_clipped_where_norms_are_held(method):
-    optim = recipe("cifar100-80-20", method).discovery.optim
-    assert optim.clip_norm == (0 if method == "uno" else 1)
+@pytest.mark.parametrize("setting", ["cifar10-5-5", "cifar100-80-20", "cifar100-20-80"])
+def test_methods_differ_on_cifar_by_nothing_but_their_own_options(setting):
+    first, *others = (
+        replace(recipe(setting, method), method={"name": "any"}) for method in METHODS
+    )
+    assert all(other == first for other in others)
 
 
 @every_method

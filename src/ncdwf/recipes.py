@@ -60,9 +60,8 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
         solarise=0.2,
         equalise=0.2,
     )
-    protects = method != "uno"
     fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
-    if protects:
+    if method != "uno":
         fields["weight_distill"] = 1.25
     if method == "ncdwf":
         fields["weight_information"] = 0.001
@@ -79,13 +78,13 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
             optim=Optim(
                 epochs=200,
                 batch_size=512,
-                lr=2.0 if protects else 0.4,
+                lr=2.0,
                 # Held norms do not bound the activations.
-                clip_norm=1.0 if protects else 0.0,
+                clip_norm=1.0,
                 warmup_epochs=10,
                 weight_decay=1.5e-4,
             ),
-            backbone_rate=0.05 if protects else 1.0,
+            backbone_rate=0.05,
             large=large,
             small=small,
             num_small=2,
