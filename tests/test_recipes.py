@@ -205,18 +205,18 @@ def test_pictures_of_the_papers_size_get_the_papers_recipe():
 
 # (network, with a GPU, pictures): batch, epochs and rate of the supervised phase, then of discovery
 SCHEDULES = {
-    ("vector", False, 40): ((16, 200, 0.005), (16, 200, 0.05)),
-    ("vector", False, 200): ((16, 40, 0.005), (16, 200, 0.05)),
-    ("vector", True, 200): ((16, 40, 0.005), (16, 200, 0.05)),
+    ("vector", False, 40): ((16, 200, 0.005), (32, 200, 0.1)),
+    ("vector", False, 200): ((16, 40, 0.005), (32, 200, 0.1)),
+    ("vector", True, 200): ((16, 40, 0.005), (32, 200, 0.1)),
     ("vector", False, 900): ((64, 10, 0.02), (64, 56, 0.2)),
     ("vector", False, 200_000): ((64, 10, 0.02), (64, 10, 0.2)),
-    ("small", False, 200): ((16, 80, 0.005), (16, 200, 0.05)),
+    ("small", False, 200): ((16, 80, 0.005), (32, 200, 0.1)),
     ("small", False, 800): ((64, 20, 0.02), (64, 100, 0.2)),
     ("small", False, 200_000): ((64, 10, 0.02), (64, 10, 0.2)),
-    ("resnet18", True, 200): ((16, 200, 0.00625), (16, 200, 0.0625)),
+    ("resnet18", True, 200): ((16, 200, 0.00625), (32, 200, 0.125)),
     ("resnet18", True, 40_000): ((512, 200, 0.2), (512, 100, 2.0)),
     ("resnet18", True, 200_000): ((512, 40, 0.2), (512, 20, 2.0)),
-    ("resnet18", False, 200): ((16, 100, 0.00625), (16, 100, 0.0625)),
+    ("resnet18", False, 200): ((16, 100, 0.00625), (32, 100, 0.125)),
     ("resnet18", False, 200_000): ((512, 10, 0.2), (512, 10, 2.0)),
     ("custom", True, 200_000): ((512, 40, 0.2), (512, 20, 2.0)),
 }
@@ -259,16 +259,16 @@ def test_more_data_never_means_smaller_batches_or_more_epochs(backbone, has_gpu,
         fit_discovery(fit_supervised(config, count, has_gpu=has_gpu), count, 2, has_gpu=has_gpu)
         for count in COUNTS
     ]
-    for phase in ("supervised", "discovery"):
+    for phase, smallest in (("supervised", 16), ("discovery", 32)):
         start = getattr(config, phase).optim
         optims = [getattr(other, phase).optim for other in fitted]
         batches, epochs = [o.batch_size for o in optims], [o.epochs for o in optims]
         assert batches == sorted(batches)
-        assert (batches[0], batches[-1]) == (16, start.batch_size)
+        assert (batches[0], batches[-1]) == (smallest, start.batch_size)
         assert epochs == sorted(epochs, reverse=True)
         assert (epochs[0], epochs[-1]) == (200, 10)
         for count, optim in zip(COUNTS, optims, strict=True):
-            assert count // optim.batch_size >= 8 or optim.batch_size == 16
+            assert count // optim.batch_size >= 8 or optim.batch_size == smallest
             assert optim.lr / optim.batch_size == pytest.approx(start.lr / start.batch_size)
             assert optim.warmup_epochs <= min(start.warmup_epochs, optim.epochs / 10)
             changed = ("batch_size", "epochs", "lr", "warmup_epochs")
