@@ -14,8 +14,9 @@ LARGEST_SIDE = {True: 64, False: 32}
 """Larger pictures are scaled down to this side, with and without a GPU."""
 COLOURS = 3
 """Only colour pictures are mirrored: grey ones are often of writing, which nobody sees so."""
-SMALLEST_BATCHES = 16, 32
-"""Of the supervised phase, and of discovery, which divides a batch into equal clusters."""
+STEPS, SMALLEST_BATCH = (8, 4), (16, 32)
+"""An epoch of either phase has so many steps, unless batches would be too small. Discovery divides
+every batch into equal clusters and wants larger ones."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
 PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
 """Over how many pictures the epochs of either phase pass together; the digits take as many."""
@@ -138,8 +139,7 @@ def own_data(
 
 def fit_supervised(config: Config, num_images: int, *, has_gpu: bool = False) -> Config:
     """Return what `own_data` gave with a supervised phase for so many labelled pictures."""
-    passes, _ = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
-    optim = _fitted(config.supervised.optim, num_images, passes, SMALLEST_BATCHES[0])
+    optim = _fitted(config.supervised.optim, num_images, config.backbone, 0, has_gpu=has_gpu)
     return replace(config, supervised=replace(config.supervised, optim=optim))
 
 
@@ -147,20 +147,19 @@ def fit_discovery(
     config: Config, num_images: int, num_novel: int, *, has_gpu: bool = False
 ) -> Config:
     """Return what `own_data` gave with a discovery phase for `num_novel` classes in a pool."""
-    _, passes = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
-    optim = _fitted(config.discovery.optim, num_images, passes, SMALLEST_BATCHES[1])
+    optim = _fitted(config.discovery.optim, num_images, config.backbone, 1, has_gpu=has_gpu)
     discovery = replace(config.discovery, num_novel=num_novel, optim=optim)
     return replace(config, discovery=discovery)
 
 
-def _fitted(optim: Optim, num_images: int, passes: int, smallest_batch: int) -> Optim:
+def _fitted(optim: Optim, num_images: int, backbone: str, phase: int, *, has_gpu: bool) -> Optim:
     """Return `optim` with a batch that grows with the data and epochs that shrink with it.
 
-    An epoch has eight steps or more where that is possible; all epochs together pass over about
-    `passes` pictures, which takes minutes on the device that the network is meant for.
+    All epochs of a phase (0, 1) together pass over about as many pictures, whatever there are.
     """
+    passes = PASSES.get(backbone, LARGE_PASSES[has_gpu])[phase]
     batch_size = optim.batch_size
-    while batch_size > smallest_batch and num_images // batch_size < 8:
+    while batch_size > SMALLEST_BATCH[phase] and num_images // batch_size < STEPS[phase]:
         batch_size //= 2
     epochs = max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(passes / max(num_images, 1))))
     return replace(
