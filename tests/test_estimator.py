@@ -86,10 +86,9 @@ def found():
     """Fitted and discovered, for as long as it takes to be right; not to be changed."""
     settings = {
         "supervised.optim.epochs": 10,
-        "discovery.optim.epochs": 20,
+        "discovery.optim.epochs": 80,
         # The norms of so small a pool would move features beyond recognition.
         "method.norms": "held",
-        "method.tau": 0.6,
     }
     return NovelClassDiscoverer(2, settings=settings).fit(X, Y).discover(POOL)
 
