@@ -275,8 +275,9 @@ def _unknown_key(where: str, key: str, accepted: Mapping[str, Any]) -> str:
 def _literal(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # plain words need no quotes on the command line
-        return text
+    except (ValueError, RecursionError):
+        # Plain words need no quotes on the command line, and .5 no zero.
+        return float(text) if re.fullmatch(r"-?(\.[0-9]+|[0-9]+\.)", text) else text
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
