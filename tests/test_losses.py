@@ -359,3 +359,5 @@ def test_losses_compute_in_single_precision(dtype):
     assignments = sinkhorn(normal(1, 2, 3, 4))
     exact = swapped_prediction(log_probs.to(dtype).float(), assignments)
     assert torch.equal(swapped_prediction(log_probs.to(dtype), assignments), exact)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(swapped_prediction(log_probs.to(dtype), assignments), exact)

@@ -1,5 +1,6 @@
 """The contract that every registered method keeps, and the parts of each one by one."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -457,6 +458,18 @@ def test_uno_has_no_identifier_and_routes_by_its_softmax(
     scores, _ = evaluate(model, split)
     assert [entry.rule for entry in scores.agnostic] == ["softmax"]
     assert scores.aware.novel > 90
+
+
+def test_the_softmax_of_uno_has_one_temperature(
+    known_model: Model, split: Split, config: Config
+) -> None:
+    known = copy.deepcopy(known_model)
+    known.architecture = replace(known.architecture, temperature=0.02)
+    model, terms = one_loss(small("uno"), known, split, config)
+    assert model.architecture.novel is not None
+    assert model.architecture.temperature == model.architecture.novel.temperature != 0.02
+    _, same = one_loss(small("uno"), known_model, split, config)
+    assert torch.equal(terms["cluster"], same["cluster"])
 
 
 def test_uno_without_overclustering_has_one_term(

@@ -49,7 +49,9 @@ def swapped_prediction(
     """
     num_views, num_images = log_probs.shape[1:3]
     num_large = assignments.shape[1]
-    pairs = -torch.einsum("hlic,hvic->hlv", assignments, log_probs.float()) / num_images
+    # Autocast would multiply in half precision, and the loss decides which head answers.
+    with torch.autocast(log_probs.device.type, enabled=False):
+        pairs = -torch.einsum("hlic,hvic->hlv", assignments, log_probs.float()) / num_images
     others = 1 - torch.eye(num_large, num_views, device=pairs.device)
     return (pairs * others).sum((1, 2)) / (num_large * (num_views - 1))
 

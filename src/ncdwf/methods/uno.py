@@ -1,6 +1,6 @@
 """A Unified Objective for Novel Class Discovery (Fini et al., ICCV 2021) without labelled data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor, nn
@@ -38,8 +38,10 @@ class Uno(Method):
         """Return the model with novel heads, and the over-clustering heads."""
         source = generator(seed, "uno")
         state = State(self.clustering.overclusters(model, num_novel, source))
-        shape = self.clustering.novel_head(num_novel)
-        return model.with_novel(shape, identifier=False, seed=seed), state
+        model = model.with_novel(self.clustering.novel_head(num_novel), identifier=False, seed=seed)
+        # One softmax has one temperature; routing reads it from here.
+        model.architecture = replace(model.architecture, temperature=self.clustering.temperature)
+        return model, state
 
     def noise(self, state: nn.Module, batch_size: int) -> dict[str, Draw]:
         """Return nothing: only the views are random."""

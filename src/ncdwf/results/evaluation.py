@@ -110,7 +110,7 @@ class Predictions:
 
 
 def evaluate(
-    model: Model, split: Split, supervised: Model | None = None
+    model: Model, split: Split, supervised: Model | None = None, *, with_kmeans: bool = True
 ) -> tuple[Scores, Predictions]:
     """Return the scores of `model` and what they were computed from.
 
@@ -118,6 +118,7 @@ def evaluate(
         model: after discovery.
         split: its test pictures are scored; the pool's labels fix the strict mapping.
         supervised: the model before discovery, for forgetting and a k-means row.
+        with_kmeans: whether to fit the k-means rows, which are the same for all models of a split.
     """
     _check_classes(model, split)
     head = int(model.best_head)
@@ -164,7 +165,7 @@ def evaluate(
         auroc=round(float(roc_auc_score(is_novel, novelty)), 4),
         nmi=round(float(normalized_mutual_info_score(novel_true, novel_found)), 4),
         ari=round(float(adjusted_rand_score(novel_true, novel_found)), 4),
-        kmeans=kmeans_rows(split, supervised),
+        kmeans=kmeans_rows(split, supervised) if with_kmeans else {},
         per_class=_per_class(own, labels, split),
         confusion=_confusion(own, labels, split),
     )

@@ -400,7 +400,7 @@ def score_snapshots(run: Run, *, data_dir: Path | None = None) -> dict[int, Scor
     split = Setting.parse(run.config.setting).load(data_dir)
     device = choose_device("auto")
     return {
-        num_epochs: evaluate(Model.load(path).to(device), split)[0]
+        num_epochs: evaluate(Model.load(path).to(device), split, with_kmeans=False)[0]
         for num_epochs, path in run.snapshots.items()
     }
 

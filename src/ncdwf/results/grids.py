@@ -123,7 +123,11 @@ GRIDS = {
             _reading("recipe", "the recipe"),
             _reading("joint", "joint softmax", "method.softmax=joint"),
             _reading("pool-norms", "norms of the pool", "method.norms=pool"),
-            _reading("during", "identifier during discovery", "method.identifier=during"),
+            _reading(
+                "during",
+                "identifier during discovery, nothing settled after it",
+                "method.identifier=during",
+            ),
             _reading("no-information", "no mutual information", "method.weight_information=0"),
             _reading("information-0.1", "its weight 0.1", "method.weight_information=0.1"),
             _reading(
