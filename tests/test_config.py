@@ -135,6 +135,7 @@ def test_override_replaces_one_field_and_no_other(wanted, data):
         ("supervised.view.flip=true", lambda c: c.supervised.view.flip, True),
         ("discovery.optim.lr=1", lambda c: c.discovery.optim.lr, 1.0),
         ("discovery.optim.lr=.5", lambda c: c.discovery.optim.lr, 0.5),
+        ("discovery.optim.lr=.5e-3", lambda c: c.discovery.optim.lr, 5e-4),
         ("method.gamma=2.", lambda c: c.method["gamma"], 2.0),
         ("method.gamma=2.5", lambda c: c.method["gamma"], 2.5),
         ("method.optim.lr=2", lambda c: c.method["optim"], {"lr": 2}),

@@ -167,6 +167,9 @@ def test_snapshots_are_kept_scored_and_change_nothing(
     assert list(scores) == [1, 2]
     recorded = json.loads((run.path / "scores.json").read_text())
     assert scores[2].to_dict()["aware"] == recorded["aware"]
+    # They are those of the whole run, and take longer than the rest of the scores.
+    assert recorded["kmeans"]
+    assert [snapshot.kmeans for snapshot in scores.values()] == [{}, {}]
 
 
 def test_another_seed_gives_another_model(finished_run: Path, tmp_path: Path, tiny: Config) -> None:

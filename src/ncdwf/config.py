@@ -277,7 +277,7 @@ def _literal(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         # Plain words need no quotes on the command line, and .5 no zero.
-        return float(text) if re.fullmatch(r"-?(\.[0-9]+|[0-9]+\.)", text) else text
+        return float(text) if re.fullmatch(r"-?(\.[0-9]+|[0-9]+\.)(e-?[0-9]+)?", text) else text
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

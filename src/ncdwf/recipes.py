@@ -14,6 +14,8 @@ LARGEST_SIDE = {True: 64, False: 32}
 """Larger pictures are scaled down to this side, with and without a GPU."""
 COLOURS = 3
 """Only colour pictures are mirrored: grey ones are often of writing, which nobody sees so."""
+SUPERVISED, DISCOVERY = 0, 1
+"""Places in the pairs below."""
 STEPS, SMALLEST_BATCH = (8, 4), (16, 32)
 """An epoch of either phase has so many steps, unless batches would be too small. Discovery divides
 every batch into equal clusters and wants larger ones."""
@@ -139,7 +141,8 @@ def own_data(
 
 def fit_supervised(config: Config, num_images: int, *, has_gpu: bool = False) -> Config:
     """Return what `own_data` gave with a supervised phase for so many labelled pictures."""
-    optim = _fitted(config.supervised.optim, num_images, config.backbone, 0, has_gpu=has_gpu)
+    passes = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
+    optim = _fitted(config.supervised.optim, num_images, passes, SUPERVISED)
     return replace(config, supervised=replace(config.supervised, optim=optim))
 
 
@@ -147,21 +150,22 @@ def fit_discovery(
     config: Config, num_images: int, num_novel: int, *, has_gpu: bool = False
 ) -> Config:
     """Return what `own_data` gave with a discovery phase for `num_novel` classes in a pool."""
-    optim = _fitted(config.discovery.optim, num_images, config.backbone, 1, has_gpu=has_gpu)
+    passes = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
+    optim = _fitted(config.discovery.optim, num_images, passes, DISCOVERY)
     discovery = replace(config.discovery, num_novel=num_novel, optim=optim)
     return replace(config, discovery=discovery)
 
 
-def _fitted(optim: Optim, num_images: int, backbone: str, phase: int, *, has_gpu: bool) -> Optim:
+def _fitted(optim: Optim, num_images: int, passes: tuple[int, int], phase: int) -> Optim:
     """Return `optim` with a batch that grows with the data and epochs that shrink with it.
 
-    All epochs of a phase (0, 1) together pass over about as many pictures, whatever there are.
+    All epochs of the phase together pass over about `passes` pictures, whatever there are, which
+    takes minutes on the device that the network is meant for.
     """
-    passes = PASSES.get(backbone, LARGE_PASSES[has_gpu])[phase]
     batch_size = optim.batch_size
     while batch_size > SMALLEST_BATCH[phase] and num_images // batch_size < STEPS[phase]:
         batch_size //= 2
-    epochs = max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(passes / max(num_images, 1))))
+    epochs = max(FEWEST_EPOCHS, min(MOST_EPOCHS, round(passes[phase] / max(num_images, 1))))
     return replace(
         optim,
         batch_size=batch_size,

@@ -118,7 +118,7 @@ def evaluate(
         model: after discovery.
         split: its test pictures are scored; the pool's labels fix the strict mapping.
         supervised: the model before discovery, for forgetting and a k-means row.
-        with_kmeans: whether to fit the k-means rows, which are the same for all models of a split.
+        with_kmeans: whether to fit the k-means rows, which owe nothing to `model` and take long.
     """
     _check_classes(model, split)
     head = int(model.best_head)
