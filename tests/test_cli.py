@@ -550,6 +550,7 @@ BAD = {
     "infinite shift": sets("supervised.view.shift=1e999", "shift"),
     "negative rate": sets("supervised.optim.lr=-1", "lr=-1"),
     "no epochs": sets("discovery.optim.epochs=0", "epochs=0"),
+    "endless epochs": sets("method.settling.epochs=99999999999999", "at most 1000000"),
     "tau out of range": sets("method.tau=2", "tau=2"),
     "negative seed": Bad(["run", "tiny-4-2", "--seed", "-5"], ("config.seed=-5", "0 or more")),
     "a seed twice": Bad(

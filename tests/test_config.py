@@ -191,6 +191,7 @@ def test_override_refuses_with_one_line(assignment, message):
     ("build", "message"),
     [
         (lambda: Optim(epochs=0, batch_size=2, lr=1.0), "optim.epochs=0"),
+        (lambda: Optim(epochs=10**14, batch_size=2, lr=1.0), "at most 1000000"),
         (lambda: Optim(epochs=1, batch_size=0, lr=1.0), "optim.batch_size=0"),
         (lambda: Optim(epochs=1, batch_size=2, lr=-0.1), "optim.lr=-0.1"),
         (lambda: Optim(epochs=1, batch_size=2, lr=float("inf")), "optim.lr=inf"),

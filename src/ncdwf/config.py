@@ -22,6 +22,8 @@ SETTING_NAME = re.compile(
 `…-mixed-50`: half of the pool is of known classes; `…-imbalance-10`: its largest class has ten
 times the pictures of its smallest."""
 
+EPOCH_LIMIT = 1_000_000
+"""Nobody waits for more; a slip of the finger should not run for ever."""
 Engine = Literal["auto", "eager", "compiled", "captured"]
 
 
@@ -98,7 +100,10 @@ class Optim:
     """Gradients longer than this are shortened to it; 0: never."""
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, f"optim.epochs={self.epochs} should be 1 or more")
+        require(
+            1 <= self.epochs <= EPOCH_LIMIT,
+            f"optim.epochs={self.epochs} should be 1 or more, and at most {EPOCH_LIMIT}",
+        )
         # Batch normalisation has no variance of one picture.
         require(self.batch_size >= 2, f"optim.batch_size={self.batch_size} should be 2 or more")
         for name in ("lr", "min_lr", "warmup_epochs", "momentum", "weight_decay", "clip_norm"):
