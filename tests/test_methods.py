@@ -7,12 +7,12 @@ import re
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from conftest import SHORT_METHOD, TINY_METHOD, fields_of, fingerprint, shorter
-from torch import Tensor
+from torch import Tensor, nn
 
 import ncdwf.methods
 from ncdwf.config import Config, View, from_dict
@@ -21,6 +21,7 @@ from ncdwf.data.setting import Split
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import METHODS, Method, discover, make_method
 from ncdwf.learning.loop import History, Terms
+from ncdwf.methods.ncdwf import State
 from ncdwf.model import Model
 from ncdwf.noise import Draw, draw, generator
 from ncdwf.results.evaluation import evaluate
@@ -80,10 +81,15 @@ def make_views(split: Split, config: Config, num_small: int = 0, small_seed: int
 
 
 def one_loss(
-    method: Method, known: Model, split: Split, config: Config, views: Views | None = None
+    method: Method,
+    known: Model,
+    split: Split,
+    config: Config,
+    views: Views | None = None,
+    prepared: tuple[Model, nn.Module] | None = None,
 ) -> tuple[Model, Terms]:
     """Return the prepared model and the terms of one step in training mode."""
-    model, state = method.prepare(known, 2, seed=0)
+    model, state = prepared or method.prepare(known, 2, seed=0)
     model.train()
     state.train()
     wanted = method.noise(state, 16)
@@ -307,6 +313,26 @@ def test_the_frozen_target_of_information_does_not_move_and_the_current_one_has_
         model, terms = one_loss(method, known_model, split, config)
         terms["information"].mean().backward()
         assert model.known_head.prototypes.grad is None
+
+
+def test_the_weight_of_information_scales_the_push_on_the_heads_and_not_the_regressor(
+    known_model: Model, split: Split, config: Config
+) -> None:
+    heads, values = {}, {}
+    for weight in (0.1, 0.2):
+        method = small("ncdwf", weight_information=weight)
+        model, state = method.prepare(known_model, 2, seed=0)
+        regressor = cast(State, state).regressor
+        with torch.no_grad():  # the last layer starts at 0 and would stop every gradient
+            regressor.layers[-1].fill_(0.1)
+        terms = one_loss(method, known_model, split, config, prepared=(model, state))[1]
+        terms["information"].mean().backward()
+        assert model.novel_head is not None
+        heads[weight] = [p.grad for p in model.novel_head.parameters()]
+        values[weight] = [terms["information"], *(p.grad for p in regressor.parameters())]
+    torch.testing.assert_close(heads[0.2], [2 * gradient for gradient in heads[0.1]])
+    torch.testing.assert_close(values[0.2], values[0.1])
+    assert all(gradient.abs().max() > 0 for gradient in heads[0.1])
 
 
 def test_identifier_during_adds_a_term_that_does_not_reach_the_backbone(

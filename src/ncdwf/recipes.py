@@ -67,8 +67,6 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
     fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
     if method != "uno":
         fields["weight_distill"] = 1.25
-    if method == "ncdwf":
-        fields["weight_information"] = 0.001
     return Config(
         setting=setting,
         backbone="resnet18",

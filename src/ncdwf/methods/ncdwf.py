@@ -180,7 +180,9 @@ class Ncdwf(Method):
                 else known[: len(large)].detach()
             )
             u = on_pool["cluster"][:, : len(large)] / temperature
-            terms["information"] = self.weight_information * state.regressor(u, target)
+            # The weight is that of the push on the heads; the regressor itself learns in full.
+            u = torch.lerp(u.detach(), u, self.weight_information)
+            terms["information"] = state.regressor(u, target)
         if self.identifier == "during":
             terms["identify"] = balanced_binary_cross_entropy(
                 model.identifier(latents), model.identifier(large.detach())
