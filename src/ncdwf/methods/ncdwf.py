@@ -71,6 +71,7 @@ class Ncdwf(Method):
     weight_distill: float = 3.0
     """Relative to the mean feature norm."""
     weight_information: float = 0.01
+    """Of the push on the novel heads; the regressor itself learns in full."""
     information_from: Literal["frozen", "current"] = "frozen"
     """Whose known logits the regulariser aims at; the current ones carry no gradient."""
     min_variance: float = 1.0
@@ -180,7 +181,7 @@ class Ncdwf(Method):
                 else known[: len(large)].detach()
             )
             u = on_pool["cluster"][:, : len(large)] / temperature
-            # The weight is that of the push on the heads; the regressor itself learns in full.
+            # Scaling the term would also slow the regressor, and weight decay would outrun it.
             u = torch.lerp(u.detach(), u, self.weight_information)
             terms["information"] = state.regressor(u, target)
         if self.identifier == "during":
