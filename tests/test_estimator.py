@@ -31,7 +31,7 @@ from torch import nn
 import ncdwf.estimator
 from ncdwf import NovelClassDiscoverer
 from ncdwf.cli import main
-from ncdwf.data.inputs import resized
+from ncdwf.data.inputs import fitted
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import METHODS
 from ncdwf.learning.sifting import Sifted
@@ -440,7 +440,7 @@ def test_pictures_of_another_size_are_scaled_to_the_one_that_was_learnt(of_pictu
     larger = IMAGE_POOL.repeat(3, 2).repeat(3, 3)
     finder = short().fit(IMAGES, IMAGE_Y).discover(larger)
     assert finder.classes_.tolist() == ["ant", "bee", "novel-1", "novel-2"]
-    scaled = resized(torch.from_numpy(larger), 16, 16)
+    scaled = fitted(torch.from_numpy(larger), 16, 16)
     assert np.array_equal(of_pictures.predict_proba(larger), of_pictures.predict_proba(scaled))
     assert np.array_equal(of_pictures.transform(larger), of_pictures.transform(scaled))
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from ncdwf.data.decoding import read_pixels
 from ncdwf.data.inputs import (
     DIGEST_ROWS,
     as_images,
@@ -15,7 +16,7 @@ from ncdwf.data.inputs import (
     as_labels,
     as_vectors,
     digest,
-    resized,
+    fitted,
 )
 from ncdwf.errors import InputError
 
@@ -205,43 +206,75 @@ def test_what_are_neither_pictures_nor_vectors_is_refused_by_name(images, messag
 # Sizes
 
 
-@pytest.mark.parametrize("size", [(5, 7), (10, 14), (3, 9), (1, 1), (13, 4)])
+@pytest.mark.parametrize(
+    ("size", "cut"),
+    [
+        ((5, 7), (8, 11)),
+        ((10, 14), (8, 11)),
+        ((3, 9), (4, 11)),
+        ((1, 1), (9, 9)),
+        ((13, 4), (9, 3)),
+    ],
+)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_are_scaled_as_an_image_library_does_it(channels, size):
+def test_the_middle_is_scaled_as_an_image_library_does_it(channels, size, cut):
     numbers = np.random.default_rng(0).integers(0, 256, (2, channels, 9, 11), dtype=np.uint8)
-    got = resized(torch.from_numpy(numbers), *size)
+    got = fitted(torch.from_numpy(numbers), *size)
     assert got.dtype == torch.uint8
     assert got.shape == (2, channels, *size)
+    top, left = (9 - cut[0]) // 2, (11 - cut[1]) // 2
+    middle = (left, top, left + cut[1], top + cut[0])
     for image, channel in product(range(2), range(channels)):
-        picture = Image.fromarray(numbers[image, channel])
+        picture = Image.fromarray(numbers[image, channel]).crop(middle)
         expected = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR), np.int64)
         assert np.abs(got[image, channel].numpy() - expected).max() <= 1  # it rounds in between
 
 
+@pytest.mark.parametrize("size", [(20, 30), (30, 20), (64, 16), (16, 64)])
+def test_arrays_show_the_part_that_files_do(size, tmp_path):
+    row, column = np.indices((40, 60))
+    ramp = (row + 2 * column).astype(np.uint8)
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    of_file = read_pixels(tmp_path / "ramp.png", (1, *size)).astype(int)
+    of_array = fitted(torch.from_numpy(ramp[None, None]), *size)[0].numpy()
+    inside = np.s_[:, 2:-2, 2:-2]  # a file's pixels at the border know of those beyond it
+    # Half a pixel of this ramp is worth 1, and either rounds.
+    assert np.abs(of_file - of_array)[inside].max() <= 2
+
+
+def test_the_middle_is_cut_out_in_whole_pixels():
+    images = torch.arange(7, dtype=torch.uint8).expand(1, 1, 3, 7)
+    assert fitted(images, 3, 3)[0, 0, 0].tolist() == [2, 3, 4]
+    assert fitted(images, 3, 2)[0, 0, 0].tolist() == [2, 3]
+    assert fitted(images, 1, 7)[0, 0].tolist() == [[0, 1, 2, 3, 4, 5, 6]]
+
+
 def test_half_a_picture_by_hand():
     # A triangle over two pixels each side: 1, 3, 3, 1 of 8, at the border 3, 3, 1 of 7.
-    images = torch.tensor([0, 0, 0, 90, 0, 0], dtype=torch.uint8).view(1, 1, 1, 6)
+    images = (
+        torch.tensor([0, 0, 0, 90, 0, 0], dtype=torch.uint8).view(1, 1, 1, 6).expand(-1, -1, 2, -1)
+    )
     # The bright pixel is out of reach of the first, 3/8 of the second and 1/7 of the third:
     # 33.75 and 12.86.
-    assert resized(images, 1, 3).flatten().tolist() == [0, 34, 13]
+    assert fitted(images, 1, 3).flatten().tolist() == [0, 34, 13]
 
 
 def test_pictures_of_that_size_already_are_left_alone():
     images = torch.from_numpy(ARRAY)
-    assert resized(images, 4, 5) is images
+    assert fitted(images, 4, 5) is images
 
 
 def test_pictures_are_scaled_one_by_one_however_many():
     numbers = np.random.default_rng(0).integers(0, 256, (600, 1, 4, 4), dtype=np.uint8)
     images = torch.from_numpy(numbers)
-    together = resized(images, 3, 5)
+    together = fitted(images, 3, 5)
     assert len(together) == 600
     for i in (0, 255, 256, 599):
-        assert torch.equal(together[i : i + 1], resized(images[i : i + 1], 3, 5))
+        assert torch.equal(together[i : i + 1], fitted(images[i : i + 1], 3, 5))
 
 
 def test_no_pictures_have_any_size():
-    assert resized(torch.zeros(0, 3, 4, 5, dtype=torch.uint8), 7, 6).shape == (0, 3, 7, 6)
+    assert fitted(torch.zeros(0, 3, 4, 5, dtype=torch.uint8), 7, 6).shape == (0, 3, 7, 6)
 
 
 # Labels

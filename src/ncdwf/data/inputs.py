@@ -75,12 +75,21 @@ def as_inputs(inputs: Any, *, name: str = "images") -> Inputs:
     return as_images(inputs, name=name)
 
 
-def resized(
+def fitted(
     images: Images, height: int, width: int
 ) -> UInt8[Tensor, "image channel out_height out_width"]:
-    """Return the pictures scaled to another size, in parts, so that memory stays bounded."""
-    if tuple(images.shape[2:]) == (height, width):
+    """Return the middle of the pictures, as much as has these proportions, scaled to this size.
+
+    Files are read in the same way (`read_pixels`), but for half a pixel where the cut is made. It
+    is done in parts: memory stays bounded.
+    """
+    had_height, had_width = images.shape[2:]
+    if (had_height, had_width) == (height, width):
         return images
+    cut_height = min(had_height, max(1, round(had_width * height / width)))
+    cut_width = min(had_width, max(1, round(had_height * width / height)))
+    top, left = (had_height - cut_height) // 2, (had_width - cut_width) // 2
+    images = images[:, :, top : top + cut_height, left : left + cut_width]
     parts = [
         F.interpolate(
             part.float(), (height, width), mode="bilinear", antialias=True, align_corners=False

@@ -19,7 +19,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from ncdwf.config import require
 from ncdwf.data.folder import decode, glance
-from ncdwf.data.inputs import Inputs, as_images, as_inputs, resized
+from ncdwf.data.inputs import Inputs, as_images, as_inputs, fitted
 from ncdwf.errors import InputError, first_line, shown
 
 LARGEST_LABEL = 2**52
@@ -49,7 +49,7 @@ def read_new(X: Any, side_of: Callable[[int], int]) -> Inputs:
     height, width = inputs.shape[2:]
     factor = side_of(min(height, width)) / min(height, width)  # proportions stay
     scaled = max(1, round(height * factor)), max(1, round(width * factor))
-    return resized(as_images(inputs), *scaled)
+    return fitted(as_images(inputs), *scaled)
 
 
 def read_like(X: Any, shape: tuple[int, ...]) -> Inputs:
@@ -67,7 +67,7 @@ def read_like(X: Any, shape: tuple[int, ...]) -> Inputs:
     if inputs.ndim == 2:
         return inputs
     _, height, width = _of_pictures(shape)
-    return resized(as_images(inputs), height, width)
+    return fitted(as_images(inputs), height, width)
 
 
 def remember_columns(estimator: BaseEstimator, X: Any) -> None:
