@@ -66,7 +66,7 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
     )
     fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
     if method != "uno":
-        fields["weight_distill"] = 1.25
+        fields["weight_distill"] = 2.0
     return Config(
         setting=setting,
         backbone="resnet18",
