@@ -13,6 +13,7 @@ from ncdwf.learning.losses import (
     balanced_binary_cross_entropy,
     distillation,
     gaussian_nll,
+    known_scale,
     self_labelling,
     sinkhorn,
     swapped_prediction,
@@ -299,6 +300,15 @@ def test_the_gradient_of_distillation_has_unit_length_an_image():
     distillation(moved, target, torch.tensor(4.0)).backward()
     expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.6, 0.8]]) / (2 * 4)
     assert torch.allclose(moved.grad, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_known", "num_novel", "expected"), [(5, 5, 1.0), (3, 1, 1.5**0.5), (1, 7, 0.5)]
+)
+def test_the_scale_of_distillation_follows_the_share_of_known_classes(
+    num_known, num_novel, expected
+):
+    assert known_scale(num_known, num_novel) == pytest.approx(expected)
 
 
 def test_gaussian_likelihood_agrees_with_torch():

@@ -531,6 +531,20 @@ def test_the_weights_of_gaussian_replay_multiply_their_terms(
         assert torch.allclose(more[key], factor * once[key], rtol=1e-5), key
 
 
+@pytest.mark.parametrize("name", ["ncdwf", "ncdwf-gauss"])
+def test_distillation_weighs_less_the_more_classes_are_novel(
+    name: str, known_model: Model, split: Split, config: Config
+) -> None:
+    method = small(name, weight_distill=3.0)
+    found = {}
+    for num_novel in (4, 28):  # after 4 known ones
+        prepared = method.prepare(known_model, num_novel, seed=0)
+        _, terms = one_loss(method, known_model, split, config, prepared=prepared)
+        found[num_novel] = terms["distill"].item()
+    assert found[4] > 0
+    assert found[28] == pytest.approx(found[4] * (2 * 4 / 32) ** 0.5, rel=1e-4)
+
+
 def test_gaussian_replay_keeps_the_known_classes_and_calibrates(
     discovered: dict[str, tuple[Model, History, float]], known_model: Model, split: Split
 ) -> None:

@@ -4,7 +4,10 @@ References:
     [1]: Joseph et al., Novel Class Discovery without Forgetting, ECCV 2022.
     [2]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
     [3]: Chizat et al., Scaling Algorithms for Unbalanced Optimal Transport Problems, 2018.
+    [4]: Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019.
 """
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -96,6 +99,18 @@ def distillation(
     # The gradient of a norm at zero is NaN, and at the first step nothing has moved yet.
     distance = (difference.square().sum(1) + 1e-12 * feature_norm.square()).sqrt()
     return (distance / feature_norm).mean()
+
+
+def known_scale(num_known: int, num_novel: int) -> float:
+    """Return how much distillation weighs: 1 where known and novel classes are as many.
+
+    The more of the classes are known, the more there is to keep. [4] weighs by √(M / N), which has
+    no bounds; this has, and is near it where neither kind is rare.
+
+    >>> known_scale(50, 50), round(known_scale(20, 80), 2)
+    (1.0, 0.63)
+    """
+    return math.sqrt(2 * num_known / (num_known + num_novel))
 
 
 def gaussian_nll(

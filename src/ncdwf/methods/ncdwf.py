@@ -19,7 +19,7 @@ from ncdwf.learning.discovery import (
 )
 from ncdwf.learning.information import VariationalRegressor
 from ncdwf.learning.loop import Terms
-from ncdwf.learning.losses import balanced_binary_cross_entropy, distillation
+from ncdwf.learning.losses import balanced_binary_cross_entropy, distillation, known_scale
 from ncdwf.learning.settling import settle
 from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
@@ -69,7 +69,7 @@ class Ncdwf(Method):
     latents_per_class: int = 500
     inversion_iterations: int = 100
     weight_distill: float = 3.0
-    """Relative to the mean feature norm."""
+    """Relative to the mean feature norm, where known and novel classes are as many."""
     weight_information: float = 0.01
     """Of the push on the novel heads; the regressor itself learns in full."""
     information_from: Literal["frozen", "current"] = "frozen"
@@ -171,7 +171,8 @@ class Ncdwf(Method):
 
         before = state.teacher.features(views.large.flatten(0, 1))
         large = pool[: len(before)]
-        terms["distill"] = self.weight_distill * distillation(
+        weight_distill = self.weight_distill * known_scale(model.num_known, model.num_novel)
+        terms["distill"] = weight_distill * distillation(
             large, before, model.statistics.feature_norm
         )
         if self.weight_information > 0:

@@ -17,7 +17,7 @@ from ncdwf.learning.discovery import (
     register,
 )
 from ncdwf.learning.loop import Terms
-from ncdwf.learning.losses import distillation
+from ncdwf.learning.losses import distillation, known_scale
 from ncdwf.learning.settling import settle
 from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
@@ -53,7 +53,7 @@ class NcdwfGauss(Method):
     """Samples a step, relative to the batch."""
     weight_replay: float = 1.0
     weight_distill: float = 3.0
-    """Relative to the mean feature norm."""
+    """Relative to the mean feature norm, where known and novel classes are as many."""
     settling: Optim = Optim(epochs=60, batch_size=512, lr=0.3)
     """Of the fit after discovery, in which the known head is settled, too."""
     novel_lost: float = 0.2
@@ -95,10 +95,11 @@ class NcdwfGauss(Method):
         before = state.teacher.features(views.large.flatten(0, 1))
         known = model.known_head(samples).float() / model.architecture.temperature
         cosines = cluster(model, state.overclusters, features)
+        weight_distill = self.weight_distill * known_scale(model.num_known, model.num_novel)
         return {
             **cluster_terms(cosines, views, self.clustering),
             "replay": self.weight_replay * F.cross_entropy(known, labels),
-            "distill": self.weight_distill
+            "distill": weight_distill
             * distillation(features[: len(before)], before, model.statistics.feature_norm),
         }
 
