@@ -11,13 +11,11 @@ from ncdwf.console import Bar, err, out
 from ncdwf.errors import InputError
 from ncdwf.results import observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
-from ncdwf.results.grids import CONFUSION, GRIDS, MATURITY
-
-NAMES = (*tables.TABLES, "figures")
+from ncdwf.results.grids import RUNS
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(NAMES))],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(RUNS))],
     results: Annotated[
         Path, typer.Option("--results", help="One line a finished run; new ones are added.")
     ] = Path("results/runs.jsonl"),
@@ -50,22 +48,20 @@ def reproduce(
 
         ncdwf reproduce figures --data DIR
     """
-    if name not in NAMES:
-        raise InputError(f"unknown table {name!r}; there are {', '.join(NAMES)}")
+    if name not in RUNS:
+        raise InputError(f"unknown table {name!r}; there are {', '.join(RUNS)}")
     texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
     with Bar() as bar:
         bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
-        grid = GRIDS.get(tables.GRID_OF.get(name, ""))
-        cells = [MATURITY, CONFUSION] if grid is None else list(grid.cells())
         wanted = [
             cell
-            for cell in cells
+            for cell in RUNS[name]
             if cell.setting in (settings or [cell.setting]) and cell.seed in (seeds or [cell.seed])
         ]
         if not wanted:
             raise InputError(
                 f"no run of {name!r} fits --setting and --seed; "
-                f"it has {', '.join(sorted({cell.setting for cell in cells}))}"
+                f"it has {', '.join(sorted({cell.setting for cell in RUNS[name]}))}"
             )
         for line in bench.reproduce(wanted):
             keys = ("setting", "method", "variant", "seed")

@@ -72,7 +72,16 @@ class Grid:
         return self.seeds if variant.seeds is None else variant.seeds
 
 
+HALF = ("supervised.optim.epochs=100", "discovery.optim.epochs=100")
+"""Half of the epochs are enough to compare readings, or pools."""
+
+
+def _half(name: str, title: str, *sets: str) -> Variant:
+    return Variant(name=f"half-{name}", title=title, sets=(*HALF, *sets))
+
+
 MAIN = Variant(name="main", title="ncdwf")
+RECIPE = _half("recipe", "the recipe")
 MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
 """The run whose identifier is watched while it matures."""
 SNAPSHOT_EPOCHS = 20
@@ -81,14 +90,10 @@ CONFUSION = Cell(setting="cifar100-20-80", variant=MAIN, seed=0)
 TWO_ROUNDS = Cell(setting="cifar100-60-20", variant=MAIN, seed=0)
 """The run that goes on with a second round, and the one that is given both pools at once."""
 ONE_ROUND = Cell(setting="cifar100-60-40", variant=MAIN, seed=0)
-COUNTED = tuple(
-    Cell(setting=setting, variant=MAIN, seed=0)
-    for setting in (
-        "digits-5-5",
-        *CIFAR_SETTINGS,
-        "cifar100-80-20-proxy-60-20",
-        "cifar100-50-50-proxy-30-20",
-    )
+COUNTED = (
+    *(Cell(setting=name, variant=MAIN, seed=0) for name in ("digits-5-5", *CIFAR_SETTINGS)),
+    Cell(setting="cifar100-80-20-proxy-60-20", variant=RECIPE, seed=0),
+    Cell(setting="cifar100-50-50-proxy-30-20", variant=RECIPE, seed=0),
 )
 """The runs whose novel classes are counted before discovery."""
 DIGITS_SEEDS = (0, 1, 2, 3, 4)
@@ -100,8 +105,6 @@ EQUAL = Variant(name="main", title="equal shares")
 RELAXED = Variant(
     name="relaxed", title="relaxed marginal", sets=("method.clustering.balance=0.75",)
 )
-SCREEN = ("supervised.optim.epochs=100", "discovery.optim.epochs=100")
-"""Half of the epochs are enough to compare readings."""
 STRONG_VIEWS = (
     "supervised.num_views=2",
     "supervised.view.resized=0.5",
@@ -111,48 +114,32 @@ STRONG_VIEWS = (
 )
 
 
-def _reading(name: str, title: str, *sets: str) -> Variant:
-    return Variant(name=f"screen-{name}", title=title, sets=(*SCREEN, *sets))
-
-
 GRIDS = {
     "readings": Grid(
         settings=("cifar100-80-20-proxy-60-20",),
         seeds=(0,),
         variants=(
-            _reading("recipe", "the recipe"),
-            _reading("joint", "joint softmax", "method.softmax=joint"),
-            _reading("pool-norms", "norms of the pool", "method.norms=pool"),
-            _reading(
+            RECIPE,
+            _half("joint", "joint softmax", "method.softmax=joint"),
+            _half("pool-norms", "norms of the pool", "method.norms=pool"),
+            _half(
                 "during",
                 "identifier during discovery, nothing settled after it",
                 "method.identifier=during",
             ),
-            _reading("no-information", "no mutual information", "method.weight_information=0"),
-            _reading("information-0.1", "its weight 0.1", "method.weight_information=0.1"),
-            _reading(
+            _half("no-information", "no mutual information", "method.weight_information=0"),
+            _half(
                 "current",
                 "its target from the model itself",
-                "method.weight_information=0.1",
                 "method.information_from=current",
             ),
-            _reading("distill-0.5", "distillation weight 0.5", "method.weight_distill=0.5"),
-            _reading("distill-3", "distillation weight 3", "method.weight_distill=3"),
-            _reading(
-                "one-rate",
-                "learning rate 0.1 for heads and backbone",
-                "discovery.optim.lr=0.1",
-                "discovery.backbone_rate=1",
-            ),
-            _reading("overclustering-3", "over-clustering 3", "method.clustering.overclustering=3"),
-            _reading("temperature-0.1", "temperature 0.1 in phase 1", "supervised.temperature=0.1"),
-            _reading("strong", "two strong views in phase 1", *STRONG_VIEWS),
-            _reading(
+            _half("strong", "two strong views in phase 1", *STRONG_VIEWS),
+            _half(
                 "augmented",
                 "statistics of augmented views",
                 "supervised.statistics_from=augmented",
             ),
-            _reading(
+            _half(
                 "held-out",
                 "statistics of a held-out tenth",
                 "supervised.holdout=0.1",
@@ -207,7 +194,7 @@ GRIDS = {
     "mixed": Grid(
         settings=tuple(f"cifar100-80-20-mixed-{share}" for share in KNOWN_SHARES),
         seeds=(0,),
-        variants=(SIFTED, UNSIFTED),
+        variants=(_half(SIFTED.name, SIFTED.title, *SIFTED.sets), _half("main", UNSIFTED.title)),
     ),
     "imbalance": Grid(
         settings=("cifar100-80-20", *(f"cifar100-80-20-imbalance-{n}" for n in (10, 100))),
@@ -224,8 +211,6 @@ GRIDS = {
         seeds=(0, 1, 2),
         variants=(EQUAL, RELAXED),
     ),
-    "number": Grid(settings=tuple(cell.setting for cell in COUNTED), seeds=(0,), variants=(MAIN,)),
-    "rounds": Grid(settings=(TWO_ROUNDS.setting, ONE_ROUND.setting), seeds=(0,), variants=(MAIN,)),
     "digits": Grid(
         settings=("digits-5-5",),
         seeds=DIGITS_SEEDS,
@@ -307,5 +292,14 @@ GRIDS = {
             ),
         ),
     ),
+}
+"""Runs that make a table each."""
+
+RUNS: dict[str, tuple[Cell, ...]] = {
+    **{name: tuple(grid.cells()) for name, grid in GRIDS.items()},
+    "tau": tuple(GRIDS["main"].cells()),
+    "number": COUNTED,
+    "rounds": (TWO_ROUNDS, ONE_ROUND),
+    "figures": (MATURITY, CONFUSION),
 }
 """What `ncdwf reproduce` runs, by the name of the table."""

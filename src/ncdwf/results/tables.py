@@ -263,9 +263,6 @@ def blocks(lines: list[Line], observed: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-GRID_OF = {"tau": "main"} | {name: name for name in GRIDS}
-"""Whose runs each table shows."""
-
 TABLES = {
     "main": ("main-aware", "main-agnostic", "main-agnostic-0.99", "main-strict"),
     "tau": ("tau",),
