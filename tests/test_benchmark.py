@@ -155,6 +155,14 @@ def test_a_run_that_a_figure_shows_is_done_again_for_it(
     assert [sum(row) for row in kept["counts"]] == [16, 16]  # every novel test picture once
     assert observations.is_kept(cell, bench.results.parent)
     assert not observations.is_kept(cell, bench.work_dir)
+    # What another configuration left is not shown, but stays until it is replaced.
+    other = replace(cell, variant=BARE)
+    monkeypatch.setattr(
+        observations, "OBSERVATIONS", {"confusion": (other, observations._confusion)}
+    )
+    assert observations.read(bench.results.parent) == {}
+    assert not observations.is_kept(other, bench.results.parent)
+    assert "confusion" in observations._read_all(bench.results.parent)
 
 
 @pytest.mark.parametrize("text", ["3\n", '{"setting": "x"}\n', "{\n"])

@@ -1,9 +1,12 @@
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
-from ncdwf.results.environment import in_brief
+from ncdwf.results import environment
+from ncdwf.results.environment import in_brief, source_commit
 
 
 def test_a_record_is_headed_by_date_device_version_and_commit(
@@ -14,4 +17,25 @@ def test_a_record_is_headed_by_date_device_version_and_commit(
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
     assert device
     assert version == f"torch {torch.__version__}"
-    assert commit == "commit `012345678`"
+    assert commit == "commit `0123456789abcdef`"
+
+
+def test_the_commit_tells_whether_files_differ_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCDWF_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    assert source_commit() is None  # not in a repository
+
+    def git(*words: str) -> None:
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *names, *words], check=True)
+
+    git("init", "--quiet")
+    (tmp_path / "environment.py").write_text("1")
+    assert source_commit() is None  # in one that knows nothing of it
+    git("add", ".")
+    git("commit", "--quiet", "--message=1")
+    assert re.fullmatch("[0-9a-f]{9}", source_commit() or "")
+    (tmp_path / "environment.py").write_text("2")
+    assert re.fullmatch(r"[0-9a-f]{9}\+", source_commit() or "")

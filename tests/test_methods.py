@@ -498,6 +498,21 @@ def test_the_softmax_of_uno_has_one_temperature(
     assert torch.equal(terms["cluster"], same["cluster"])
 
 
+def test_a_joint_softmax_has_one_temperature(
+    known_model: Model, split: Split, config: Config
+) -> None:
+    cold = copy.deepcopy(known_model)
+    cold.architecture = replace(cold.architecture, temperature=0.02)
+    terms = {
+        (softmax, known is cold): one_loss(small("ncdwf", softmax=softmax), known, split, config)[1]
+        for softmax in ("joint", "separate")
+        for known in (known_model, cold)
+    }
+    assert torch.equal(terms["joint", True]["cluster"], terms["joint", False]["cluster"])
+    # A softmax of its own keeps the temperature that the known head learnt with.
+    assert not torch.equal(terms["separate", True]["replay"], terms["separate", False]["replay"])
+
+
 def test_uno_without_overclustering_has_one_term(
     known_model: Model, split: Split, config: Config
 ) -> None:

@@ -199,7 +199,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
         assert len(list(bench.reproduce([TWO, ONE]))) == 2
         assert observations.is_kept(TWO, bench.results.parent)
         assert observations.is_kept(ONE, bench.results.parent)
-    return observations.read(path / "results"), path
+        return observations.read(path / "results"), path
 
 
 def test_both_kinds_of_rounds_are_kept_beside_the_results(

@@ -15,9 +15,11 @@ def line(cell: Cell, known: float, novel: float) -> Line:
     """Return a finished run with made-up figures; agnostic `all` is ten below at τ 0.99."""
 
     def rule(tau: float, known: float) -> dict[str, Any]:
-        return {"tau": tau, "known": known, "novel": novel, "all": (known + novel) / 2}
+        figures = {"known": known, "novel": novel, "all": (known + novel) / 2}
+        return {"rule": "identifier", "tau": tau, **figures}
 
-    rules = [rule(0.8, known - 30), rule(0.99, known - 20), rule(0.7, known - 10)]
+    lower = {0.8: 30, 0.85: 35, 0.9: 40, 0.95: 45, 0.99: 20, 0.999: 50, 0.7: 10}
+    rules = [rule(tau, known - less) for tau, less in lower.items()]
     return {
         "setting": cell.setting,
         "method": cell.variant.method,
@@ -28,7 +30,7 @@ def line(cell: Cell, known: float, novel: float) -> Line:
         "aware": {"known": known, "novel": novel, "all": (known + novel) / 2, "novel_pool": 70.0},
         "agnostic": rules,
         "strict": rules,
-        "default_rule": 2,
+        "default_rule": 6,
         "auroc": 0.5,
         "forgetting": 1.0,
         "kmeans": {"pixels": 10.0, "features": 20.0},
@@ -92,9 +94,8 @@ def test_routed_figures_are_those_of_the_named_threshold(
     assert routed(run, "agnostic", 0.99)["known"] == run["aware"]["known"] - 20
     assert routed(run, "agnostic", "own")["tau"] == 0.7
     # A model without an identifier has one rule, whatever is asked for.
-    assert routed({**run, "agnostic": [{"tau": 0.5}], "default_rule": 0}, "agnostic", 0.99) == {
-        "tau": 0.5
-    }
+    rule = {"rule": "softmax", "tau": 0.5}
+    assert routed({**run, "agnostic": [rule], "default_rule": 0}, "agnostic", 0.99) == rule
     assert row(found["main-agnostic"], "`ncdwf`")[1] == "71.00 ± 1.00"
     assert row(found["main-agnostic-0.99"], "`ncdwf`")[1] == "61.00 ± 1.00"
     assert row(found["main-agnostic"], "paper: NCDwF")[1:4] == ["79.68", "73.66", "76.67"]
@@ -106,6 +107,7 @@ def test_the_threshold_table_has_a_row_of_ours_and_one_of_the_papers(
 ) -> None:
     table = found["tau"]
     assert row(table, "0.8")[1] == "51.00 ± 1.00"
+    assert row(table, "0.95")[1] == "36.00 ± 1.00"
     assert row(table, "0.8", after=1)[:4] == ["paper", "64.94", "80.66", "72.80"]
     assert row(table, "calibrated")[1] == "71.00 ± 1.00"
 

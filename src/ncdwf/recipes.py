@@ -21,7 +21,7 @@ STEPS, SMALLEST_BATCH = (8, 4), (16, 32)
 every batch into equal clusters and wants larger ones."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
 PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
-"""Over how many pictures the epochs of either phase pass together; the digits take as many."""
+"""Over how many pictures the epochs of either phase pass together; on the digits a fifth less."""
 LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 """The same for other networks, with and without a GPU: minutes, or about an hour."""
 

@@ -1,6 +1,6 @@
 """Novel Class Discovery without Forgetting (Joseph et al., ECCV 2022), part by part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -120,6 +120,9 @@ class Ncdwf(Method):
         shape = self.clustering.novel_head(num_novel)
         model = model.with_novel(shape, identifier=True, seed=seed)
         model.hold_norms = self.norms == "held"
+        if self.softmax == "joint":  # one softmax has one temperature
+            temperature = self.clustering.temperature
+            model.architecture = replace(model.architecture, temperature=temperature)
         return model, state
 
     def _memory(self, model: Model, seed: int) -> PseudoLatents:

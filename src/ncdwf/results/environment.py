@@ -19,11 +19,9 @@ def environment(config: Config) -> dict[str, Any]:
     """Return versions, device, commit and date, as plain values."""
     device = choose_device(config.device)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    commit, dirty = source_commit()
     return {
         "ncdwf": __version__,
-        "commit": commit,
-        "dirty": dirty,
+        "commit": source_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -36,14 +34,14 @@ def environment(config: Config) -> dict[str, Any]:
 def in_brief() -> str:
     """Return date, device, torch version and commit in one line, to head a record with."""
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    commit = (source_commit()[0] or "unknown")[:9]
+    commit = source_commit() or "unknown"
     return f"{datetime.now(UTC):%Y-%m-%d}, {card}, torch {torch.__version__}, commit `{commit}`"
 
 
-def source_commit() -> tuple[str | None, bool | None]:
-    """Return the commit of this source tree and whether it has changes; `NCDWF_COMMIT` wins."""
+def source_commit() -> str | None:
+    """Return the commit of this source tree, `+` behind it if files differ; `NCDWF_COMMIT` wins."""
     if "NCDWF_COMMIT" in os.environ:
-        return os.environ["NCDWF_COMMIT"], None
+        return os.environ["NCDWF_COMMIT"]
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -52,7 +50,7 @@ def source_commit() -> tuple[str | None, bool | None]:
 
     try:
         if not git("ls-files", Path(__file__).name):  # installed into somebody else's repository
-            return None, None
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+            return None
+        return git("rev-parse", "--short=9", "HEAD") + "+" * bool(git("status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
-        return None, None
+        return None

@@ -417,7 +417,7 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
         epochs = [epoch for epoch in history if epoch.phase == phase]
         total = sum(epoch.seconds for epoch in epochs)
         images = sum(epoch.seconds * epoch.images_per_second for epoch in epochs)
-        seconds.append(round(total, 2))
+        seconds.append(total)
         rates.append(round(images / total, 1) if total else 0.0)
     seconds[1] += sum(epoch.seconds for epoch in history if epoch.phase == SETTLING)
     storage.write_json(
@@ -434,7 +434,7 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
                 config.discovery.optim.epochs,
             ],
             **scores.to_dict(),
-            "seconds": seconds,
+            "seconds": [round(value, 2) for value in seconds],
             "images_per_second": rates,
             **{key: environment.get(key) for key in ("device", "torch", "commit", "date")},
         },

@@ -31,16 +31,23 @@ FILE = "observations.json"
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Return what is kept in `directory` so far, by its name."""
+    """Return what is kept in `directory` by its name, but nothing of another configuration."""
+    return {
+        name: entry
+        for name, entry in _read_all(directory).items()
+        if name in OBSERVATIONS and is_record_of(entry["config"], OBSERVATIONS[name][0].config)
+    }
+
+
+def _read_all(directory: Path) -> dict[str, Any]:
     path = directory / FILE
     return storage.read_json(path) if path.exists() else {}
 
 
 def is_kept(cell: Cell, directory: Path) -> bool:
     """Tell whether nothing that should be observed of this run is missing."""
-    kept = read(directory)
-    names = [name for name, (wanted, _) in OBSERVATIONS.items() if wanted == cell]
-    return all(name in kept and is_record_of(kept[name]["config"], cell.config) for name in names)
+    names = {name for name, (wanted, _) in OBSERVATIONS.items() if wanted == cell}
+    return names <= set(read(directory))
 
 
 def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None) -> None:
@@ -53,7 +60,7 @@ def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None)
                 **{key: run.environment.get(key) for key in ("device", "torch", "commit", "date")},
                 **observe(run, data_dir),
             }
-            storage.write_json(directory / FILE, {**read(directory), name: entry})
+            storage.write_json(directory / FILE, {**_read_all(directory), name: entry})
 
 
 def _maturity(run: Run, data_dir: Path | None) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def routed(line: Line, protocol: Protocol, tau: Tau) -> dict[str, Any]:
     """Return the figures at one threshold; a model without an identifier has its own rule only."""
     rules: list[dict[str, Any]] = line[protocol]
     own = rules[line["default_rule"]]
-    return next((rule for rule in rules if rule["tau"] == tau), own) if tau != "own" else own
+    if tau == "own" or own["rule"] == "softmax":
+        return own
+    return next(rule for rule in rules if rule["tau"] == tau)
 
 
 def variants_table(grid: Grid, lines: list[Line]) -> str:
