@@ -663,7 +663,9 @@ BAD = {
         ["evaluate", "run", "--setting", "tiny-3-2"], ("4 classes", "3"), copy_run
     ),
     "evaluate on other pictures": Bad(
-        ["evaluate", "run", "--setting", "digits-4-2"], ("8", "16"), copy_run
+        ["evaluate", "run", "--setting", "digits-4-2"],
+        ("(ant, bee, cat, …)", "digits-4-2 (0, 1, 2, …)"),
+        copy_run,
     ),
     "predict without a model": Bad(["predict", "no", "."], ("no holds no model",)),
     "predict nothing": Bad(["predict", "run", "no"], ("no is neither",), copy_run),
@@ -1003,6 +1005,14 @@ OWN_BAD = {
     ),
     "evaluate own pictures": Bad(
         ["evaluate", "both"], ("both learnt from pictures of your own; --setting says which",)
+    ),
+    "evaluate own classes by their place": Bad(
+        ["evaluate", "both", "--setting", "tiny-2-2"],
+        ("the known classes of this model (", "are not those of tiny-2-2 (ant, bee"),
+    ),
+    "a setting after a discovery of one's own": Bad(
+        ["discover", "both", "--setting", "tiny-2-2"],
+        ("both has discovered classes in pictures of your own", "--images begins another round"),
     ),
     "run own pictures": Bad(
         ["run", "--resume", "both"], ("both is of pictures of your own", "ncdwf discover --resume")

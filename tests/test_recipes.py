@@ -238,6 +238,16 @@ def test_schedules_follow_from_the_amount_of_data(case):
     assert tuple(found) == SCHEDULES[case]
 
 
+@pytest.mark.parametrize(("method", "has_settling"), [("ncdwf", True), ("uno", False)])
+def test_the_fit_after_discovery_takes_no_longer_in_large_pools(method, has_settling):
+    config = own_data((64,), method=method)
+    epochs = [
+        fit_discovery(config, count, 5).method.get("settling", {}).get("epochs")
+        for count in (1, 500, 6_400, 20_000, 10_000_000)
+    ]
+    assert epochs == ([60, 60, 60, 19, 1] if has_settling else [None] * 5)
+
+
 def test_the_digits_keep_about_the_epochs_of_their_recipe():
     # 0-4 and 5-9 of the digits have some 650 training pictures each.
     recommended = recipe("digits-5-5")

@@ -22,6 +22,8 @@ every batch into equal clusters and wants larger ones."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
 PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
 """Over how many pictures the epochs of either phase pass together; on the digits a fifth less."""
+MOST_SETTLING_STEPS = 6_000
+"""Of the fit after discovery; the largest pool of CIFAR takes 4,700."""
 LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 """The same for other networks, with and without a GPU: minutes, or about an hour."""
 
@@ -67,6 +69,7 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
     fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
     if method != "uno":
         fields["weight_distill"] = 2.0
+        fields["settling"] = {"epochs": 60, "batch_size": 512, "lr": 0.3}
     return Config(
         setting=setting,
         backbone="resnet18",
@@ -151,7 +154,12 @@ def fit_discovery(
     passes = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
     optim = _fitted(config.discovery.optim, num_images, passes, DISCOVERY)
     discovery = replace(config.discovery, num_novel=num_novel, optim=optim)
-    return replace(config, discovery=discovery)
+    method = dict(config.method)
+    if "settling" in method:
+        most = MOST_SETTLING_STEPS * method["settling"]["batch_size"] // max(num_images, 1)
+        epochs = max(1, min(method["settling"]["epochs"], most))
+        method["settling"] = {**method["settling"], "epochs": epochs}
+    return replace(config, discovery=discovery, method=method)
 
 
 def _fitted(optim: Optim, num_images: int, passes: tuple[int, int], phase: int) -> Optim:

@@ -168,7 +168,8 @@ def discover(
 ) -> None:
     """Do the discovery phase alone, from a saved model and unlabelled pictures.
 
-    A model that has discovered already begins another round: its novel classes are known ones.
+    With --images a model that has discovered already begins another round: its novel classes are
+    known ones. In the pool of a setting discovery begins anew, with the supervised phase's model.
 
     Examples:
 

@@ -75,14 +75,24 @@ def reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
 
 
 def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes: Changes) -> Run:
-    """Begin a round of discovery in the pool of a setting."""
+    """Begin discovery in the pool of a setting, from what the model was before any."""
     start = experiment.load_supervised(model)
     recorded = recorded_config(model, setting, option="--images")
+    if (model / DESCRIPTION_FILE).exists() and is_own(model):
+        raise InputError(
+            f"{model} has discovered classes in pictures of your own, which a setting would begin "
+            "without; --images begins another round"
+        )
     config = changes.apply(recorded)
     check_over(config, recorded)
     if setting is not None:
         start[0].check(experiment.pool_of(config.setting, changes.data_dir)[:1])
     return Run.create(run_dir(out_dir, config), config, start)
+
+
+def is_own(model: Path) -> bool:
+    """Tell whether a run learnt from somebody's own pictures."""
+    return (model / experiment.CONFIG_FILE).exists() and Run.open(model).config.own is not None
 
 
 def recorded_config(model: Path, setting: str | None, *, option: str) -> Config:

@@ -21,7 +21,7 @@ import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import storage
 from ncdwf.config import Config, from_dict
 from ncdwf.data.inputs import Inputs, Labels, digest
-from ncdwf.data.setting import Setting
+from ncdwf.data.setting import Setting, Split
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import discover, make_method
@@ -386,13 +386,27 @@ def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) ->
     has_supervised = (supervised_dir / DESCRIPTION_FILE).exists()
     supervised = Model.load(supervised_dir) if has_supervised else None
     model = load_model(path)
+    is_its_own = (path / CONFIG_FILE).exists() and Run(path).config.setting == setting
+    if not is_its_own:
+        _check_names(model, split, setting)
     device = choose_device("auto")
     scores, predictions = evaluate(
         model.to(device), split, None if supervised is None else supervised.to(device)
     )
-    if (path / CONFIG_FILE).exists() and Run(path).config.setting == setting:
+    if is_its_own:
         _write_results(Run(path), scores, predictions)
     return scores
+
+
+def _check_names(model: Model, split: Split, setting: str) -> None:
+    """Refuse classes that are not those of the setting; plain numbers may stand for its names."""
+    names = model.known_names
+    accepted = (split.known_names, tuple(map(str, range(split.num_known))))
+    if len(names) == split.num_known and names not in accepted:
+        raise InputError(
+            f"the known classes of this model ({', '.join(names[:3])}, …) are not those of "
+            f"{setting} ({', '.join(split.known_names[:3])}, …)"
+        )
 
 
 def score_snapshots(run: Run, *, data_dir: Path | None = None) -> dict[int, Scores]:
