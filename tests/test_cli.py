@@ -1001,6 +1001,11 @@ OWN_BAD = {
     "resume a discovery that never began": Bad(
         ["discover", "--resume", "known"], ("known has no pool yet",)
     ),
+    "resume a discovery that never began, in a folder with a space": Bad(
+        ["discover", "--resume", "my birds"],
+        ("my birds has no pool yet; give one with: ncdwf discover 'my birds' --images",),
+        lambda own: shutil.copytree(own / "known", own / "my birds") and None,
+    ),
     "evaluate own pictures": Bad(
         ["evaluate", "both"], ("both learnt from pictures of your own; --setting says which",)
     ),
@@ -1474,6 +1479,48 @@ def test_a_model_before_an_unfinished_discovery_is_called_that(
     shutil.copytree("both", "cut2")
     for run in ("cut", "cut2", "known"):
         assert call("predict", run, "pool").err == ""
+
+
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
+def test_the_command_that_began_a_run_names_the_one_that_goes_on(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    interrupt(call, monkeypatch, verb)
+    said = ("cut holds a run that has not finished", f"ncdwf {verb} --resume cut\n")
+    assert_refused(call, Bad([verb, *OWN_COMMANDS[verb], "--out", "cut"], said), own)
+
+
+def test_a_run_without_a_model_yet_is_called_unfinished(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(call, monkeypatch, "learn")
+    Path("cut").rename("it's cut")
+    said = (
+        "the run in it's cut has not finished and holds no model yet",
+        """ncdwf learn --resume 'it'"'"'s cut'""",
+    )
+    for words in (
+        ["predict", "it's cut", "pool"],
+        ["name", "it's cut", "emu=rhea"],
+        ["discover", "it's cut", "--images", "pool", "-n", "2"],
+        ["discover", "it's cut"],
+        ["evaluate", "it's cut"],
+    ):
+        assert_refused(call, Bad(words, said), own)
+
+
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
+def test_the_hint_after_an_interruption_can_be_pasted(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(ncdwf.cli.phases, "Bar", InterruptedBar)
+    monkeypatch.setattr(InterruptedBar, "phase", PHASES[verb])
+    monkeypatch.setattr(InterruptedBar, "left", 1)
+    cut = call(verb, *OWN_COMMANDS[verb], "--out", "my $run")
+    assert cut.err.splitlines()[0].endswith(f"Go on with: ncdwf {verb} --resume 'my $run'")
+    if verb == "discover":
+        hint = call("predict", "my $run", "pool").err
+        assert hint.endswith("ncdwf discover --resume 'my $run'\n")
 
 
 def interrupt(call: Call, monkeypatch: pytest.MonkeyPatch, verb: str, *words: str) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from ncdwf.cli.options import ModelDir, Strict
 from ncdwf.cli.own import check_text, picture_shape
+from ncdwf.cli.runs import check_learnt, go_on
 from ncdwf.console import Bar, Format, err, out, print_holdings, print_rows, print_skipped
 from ncdwf.data.folder import decode, find_pictures
 from ncdwf.errors import InputError
@@ -118,10 +119,11 @@ def inspect(model: ModelDir) -> None:
 
 def _newest(model: Path) -> Path:
     """Return where the newest model of a run is; say so if discovery should have left a newer."""
+    check_learnt(model)
     if experiment.Run(model).is_discovering:
         hint = (
             f"discovery in {model} has not finished; this is the model before it, of the known "
-            f"classes alone. Go on with: ncdwf discover --resume {model}"
+            f"classes alone. Go on with: {go_on('discover', model)}"
         )
         err.print(hint, highlight=False, soft_wrap=True)
     return experiment.model_dir(model)

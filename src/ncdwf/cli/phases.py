@@ -26,8 +26,10 @@ from ncdwf.cli.runs import (
     begin,
     begin_round,
     check_free,
+    check_learnt,
     check_once,
     fetch,
+    go_on,
     recorded_config,
     reopen_round,
 )
@@ -220,6 +222,7 @@ def evaluate(
 
         ncdwf evaluate both
     """
+    check_learnt(model)
     setting = setting or recorded_config(model, None, option="--setting").setting
     fetch(setting, data_dir)
     scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
@@ -257,5 +260,5 @@ class _resumable:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            hint = f"Interrupted. Go on with: ncdwf {sys.argv[1]} --resume {self._work.path}"
+            hint = f"Interrupted. Go on with: {go_on(sys.argv[1], self._work.path)}"
             err.print(hint, markup=False, highlight=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """How the work of a verb begins: from a recipe, a configuration, a model or a run cut off."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from ncdwf.config import Config, override
 from ncdwf.console import Bar
 from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError
+from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import check_method
+from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.recipes import RECIPES, recipe
 from ncdwf.results import experiment
@@ -70,12 +73,16 @@ def reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
     work = _reopen(resume, changes, *others)
     own = work.config.own
     if own is not None and not own.pool:
-        raise InputError(f"{resume} has no pool yet; 'ncdwf discover {resume} --images' takes one")
+        place = shlex.quote(str(resume))
+        raise InputError(
+            f"{resume} has no pool yet; give one with: ncdwf discover {place} --images …"
+        )
     return work
 
 
 def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes: Changes) -> Run:
     """Begin a round of discovery in the pool of a setting."""
+    check_learnt(model)
     start = experiment.load_supervised(model)
     recorded = recorded_config(model, setting, option="--images")
     config = changes.apply(recorded)
@@ -140,13 +147,37 @@ def check_once(sets: Sequence[str], **options: object) -> None:
             raise InputError(f"--{name} and --set {FIELDS[name]}=… say the same; give one of them")
 
 
+VERBS = {SUPERVISED: "learn", DISCOVERY: "discover"}
+"""What does each phase."""
+
+
 def check_free(out_dir: Path | None) -> None:
     """Refuse a directory with a run or a model before many pictures are read for nothing."""
     if out_dir is None:
         return
     with suppress(OSError):  # such a path is refused when it is written
+        if phase := Run(out_dir).unfinished:
+            raise InputError(
+                f"{out_dir} holds a run that has not finished; choose another directory, or go on "
+                f"with it: {go_on(VERBS[phase], out_dir)}"
+            )
         if any((out_dir / name).exists() for name in (experiment.CONFIG_FILE, DESCRIPTION_FILE)):
             raise InputError(f"{out_dir} holds a run or a model already; choose another directory")
+
+
+def check_learnt(model: Path) -> None:
+    """Refuse a run that was cut off before it had any model."""
+    with suppress(OSError):  # such a path is refused when it is read
+        if Run(model).unfinished == SUPERVISED:
+            raise InputError(
+                f"the run in {model} has not finished and holds no model yet; go on with it: "
+                f"{go_on('learn', model)}"
+            )
+
+
+def go_on(verb: str, path: Path) -> str:
+    """Return the command that goes on with a run, to be pasted into a shell."""
+    return f"ncdwf {verb} --resume {shlex.quote(str(path))}"
 
 
 def run_dir(out_dir: Path | None, config: Config) -> Path:
