@@ -930,6 +930,16 @@ OWN_BAD = {
         *("--images", "empty", "-n", "2"), said=("no pictures found",), prepare=make_dir("empty")
     ),
     "no pool": discover_own("--images", "no", "-n", "2", said=("no is neither a file nor",)),
+    "a table for a pool": discover_own(
+        *("--images", "pool", "--images", "table.csv", "-n", "2"),
+        said=("table.csv is a table; 'ncdwf learn' takes tables, here give folders or pictures",),
+        prepare=table("path\npool/02.png\n"),
+    ),
+    "predict a table": Bad(
+        ["predict", "both", "table.csv"],
+        ("table.csv is a table",),
+        table("path\npool/02.png\n"),
+    ),
     "a corrupt pool": discover_own(
         *("--images", "pool", "-n", "2"),
         said=("none of the files could be read as a picture",),

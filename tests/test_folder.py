@@ -114,6 +114,17 @@ def test_what_is_not_there_is_named(tmp_path):
         find_pictures([tmp_path / ("x" * 500)])
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.PARQUET"])
+def test_a_table_is_no_picture(tmp_path, name):
+    touch(tmp_path / name, tmp_path / "a.png")
+    with pytest.raises(InputError, match=f"{name} is a table; 'ncdwf learn' takes tables, here"):
+        unlabelled([tmp_path / "a.png", tmp_path / name])
+    assert find_pictures([tmp_path]) == [tmp_path / "a.png"]  # inside a folder it is passed over
+    (tmp_path / "folder.csv").mkdir()
+    touch(tmp_path / "folder.csv" / "a.png")
+    assert len(find_pictures([tmp_path / "folder.csv"])) == 1
+
+
 # Labels from folders
 
 

@@ -41,6 +41,7 @@ from ncdwf.errors import InputError, StorageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif")
 ENDINGS = f"files ending in {', '.join(SUFFIXES)} are accepted"
+TABLES = (".csv", ".parquet")
 HIDDEN = "__MACOSX"
 """What macOS puts beside the content of an archive, under the names of the pictures."""
 ALONE = 256
@@ -106,6 +107,10 @@ def find_pictures(paths: Iterable[Path]) -> list[Path]:
         with _reachable(path):
             if path.is_dir():
                 found += _pictures_below(path)
+            elif path.suffix.lower() in TABLES and path.exists():
+                raise InputError(
+                    f"{path} is a table; 'ncdwf learn' takes tables, here give folders or pictures"
+                )
             elif path.is_file():
                 found.append(path)
             else:
@@ -149,12 +154,10 @@ def labelled_table(
         path_column: where the files are; relative paths start at the folder of the table.
         label_column: their classes; spaces around a name are dropped.
     """
-    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    readers = dict(zip(TABLES, (_read_csv, _read_parquet), strict=True))
     reader = readers.get(file.suffix.lower())
     if reader is None:
-        raise InputError(
-            f"{file} ends in neither {' nor '.join(readers)}; such tables are accepted"
-        )
+        raise InputError(f"{file} ends in neither {' nor '.join(TABLES)}; such tables are accepted")
     cells = reader(file, (path_column, label_column))
     rows: dict[Path, str] = {}
     for number, (place, text) in enumerate(cells, 1):
