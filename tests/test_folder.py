@@ -323,6 +323,20 @@ def test_one_worker_is_this_process(many):
     assert values(decoded.images) == [i % 256 for i in range(MANY)]
 
 
+def sum_of(paths, answers):
+    answers.put(int(decode(paths, SHAPE, num_workers=2).images.sum()))
+
+
+def test_a_daemonic_process_decodes_alone(many):
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=sum_of, args=(many, answers), daemon=True)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert answers.get() == 16 * sum(i % 256 for i in range(MANY))
+
+
 def test_pictures_are_those_of_the_decoder(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8)
     path = save(tmp_path / "x.png", pixels)

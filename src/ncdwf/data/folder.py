@@ -208,7 +208,7 @@ def decode(
         shape: channels, height and width to scale them to.
         strict: refuse the whole if one picture cannot be read.
         num_workers: processes beside this one, as many as there are cores unless it is given; 1
-            decodes in this process, and so do few pictures.
+            decodes in this process; so few pictures are decoded, and all in a daemonic process.
         progress: hears of every chunk of pictures.
     """
     _require(paths)
@@ -375,11 +375,12 @@ def _paint_all(
 ) -> dict[int, Skipped]:
     """Decode all pictures, a row each; return the rows that stay empty."""
     num_workers = num_workers or _num_cores()
-    is_small = num_workers == 1 or len(paths) <= ALONE
+    # A daemonic process, as of a pool, may not start others.
+    is_alone = multiprocessing.current_process().daemon or num_workers == 1 or len(paths) <= ALONE
     # Large enough to be worth a message, small enough that no worker is late.
     size = min(CHUNK, math.ceil(len(paths) / (8 * num_workers)))
     chunks = [(row, paths[row : row + size]) for row in range(0, len(paths), size)]
-    painted = _alone(canvas, chunks) if is_small else _in_workers(canvas, chunks, num_workers)
+    painted = _alone(canvas, chunks) if is_alone else _in_workers(canvas, chunks, num_workers)
     skipped: dict[int, Skipped] = {}
     if progress:
         progress.start(TASK, len(paths), 0)
