@@ -526,6 +526,7 @@ BAD = {
     "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "--data"),
     "unknown method": Bad(["run", "tiny-4-2", "-m", "ncd"], ("'ncd'", "ncdwf")),
     "unknown method by override": sets("method.name=ncd", "'ncd'", "ncdwf"),
+    "another method by override": sets("method.name=uno", "--set cannot", "--method uno of"),
     "unknown key": sets("sed=1", "config.sed", "'seed'"),
     "unknown key, deeper": sets("discovery.larg.shift=1", "config.discovery.larg", "'large'"),
     "unknown key, deepest": sets("supervised.optim.lrr=1", "config.supervised.optim.lrr", "'lr'"),
@@ -994,6 +995,10 @@ OWN_BAD = {
     ),
     "an unknown method": discover_own(
         "--images", "pool", "-n", "2", "-m", "ncd", said=("unknown method 'ncd'",)
+    ),
+    "another method by override": discover_own(
+        *("--images", "pool", "-n", "2", "--set", "method.name=ncdwf-gauss"),
+        said=("--set cannot choose the method; --method ncdwf-gauss of",),
     ),
     "another supervised phase": discover_own(
         *("--images", "pool", "-n", "2", "--set", "supervised.optim.epochs=9"),

@@ -44,8 +44,15 @@ class Changes:
         if self.seed is not None:
             config = replace(config, seed=self.seed)
         config = experiment.complete(config)
+        method = config.method["name"]
         for assignment in self.sets:
             config = override(config, assignment)
+        name = check_method(config.method["name"])
+        if name != method:  # which has other fields, and a recipe of its own
+            raise InputError(
+                f"--set cannot choose the method; --method {name} of 'ncdwf run' and "
+                "'ncdwf discover' does"
+            )
         return experiment.complete(config)
 
 
