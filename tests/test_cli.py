@@ -1361,6 +1361,19 @@ def test_names_are_given_to_a_model_and_its_weights_stay(call: Call, own: Path) 
     assert call("name", "known", "emu=rhea").out == "The classes of known: rhea, robin\n"
 
 
+def test_a_class_with_an_equals_sign_can_be_named(call: Call, own: Path) -> None:
+    assert call("name", "both", "emu=x=y", "robin==").out.startswith("The classes of both: x=y, =,")
+    answer = call("name", "both", "x=y=rhea=nandu", "===robin", "novel-1=x")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == "The classes of both: rhea=nandu, =robin, x, novel-2\n"
+    assert call("name", "both", "novel-2=x=y").code == 0
+    said = ("'x=y=z' begins with the classes 'x' and 'x=y'; give one of them a name without '='",)
+    assert_refused(call, Bad(["name", "both", "x=y=z"], said), own)
+    assert_refused(call, Bad(["name", "both", "y=z=1"], ("there is no class 'y'",)), own)
+    assert call("name", "both", "x=owl").code == 0
+    assert call("name", "both", "x=y=z").out.endswith("owl, z\n")
+
+
 def test_a_model_is_exported_into_a_new_folder(call: Call, own: Path) -> None:
     answer = call("export", "both", "--onnx", "deep/er/birds.onnx")
     assert (answer.code, answer.err) == (0, "")
