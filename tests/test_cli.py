@@ -1314,6 +1314,13 @@ def test_a_pool_may_be_of_several_folders_and_files(call: Call, own: Path) -> No
     assert pool == (str(own / "pool"), str(own / "birds/emu/01.png"))
 
 
+def test_a_picture_given_twice_is_one_of_the_pool(call: Call, own: Path) -> None:
+    words = ("--images", "pool", "--images", "pool/02.png", "--images", own / "pool", "-n", "2")
+    answer = call("discover", "known", *words, "--out", "new", *OWN_ROUND)
+    assert answer.code == 0
+    assert answer.out.startswith("24 pictures at")
+
+
 def test_a_discovered_model_begins_another_round(call: Call, own: Path) -> None:
     assert call("name", "both", "novel-1=owl").code == 0
     before = contents(Path("both"))

@@ -121,8 +121,11 @@ def find_pictures(paths: Iterable[Path]) -> list[Path]:
 
 
 def unlabelled(paths: Iterable[Path]) -> Listing:
-    """Return the pictures among and below `paths`, without labels."""
-    return Listing(tuple(find_pictures(paths)), None)
+    """Return the pictures among and below `paths`, without labels; each file once."""
+    found: dict[str, Path] = {}
+    for path in find_pictures(paths):
+        found.setdefault(_place(path), path)
+    return Listing(tuple(found.values()), None)
 
 
 def labelled_folder(folder: Path) -> Listing:
@@ -147,7 +150,7 @@ def labelled_folder(folder: Path) -> Listing:
 def labelled_table(
     file: Path, *, path_column: str = "path", label_column: str = "label"
 ) -> Listing:
-    """Return the pictures that a table lists, one a row, with their labels.
+    """Return the pictures that a table lists, one a row, with their labels; each file once.
 
     Args:
         file: CSV (UTF-8, commas, a header) or Parquet, told apart by the ending.
@@ -159,20 +162,22 @@ def labelled_table(
     if reader is None:
         raise InputError(f"{file} ends in neither {' nor '.join(TABLES)}; such tables are accepted")
     cells = reader(file, (path_column, label_column))
-    rows: dict[Path, str] = {}
+    rows: dict[str, tuple[Path, str]] = {}
     for number, (place, text) in enumerate(cells, 1):
         label = _normal(text.strip())
         if not place or not label:
             missing = label_column if place else path_column
             raise InputError(f"row {number} below the header of {file} has no {missing}")
         path = file.parent / place
-        if path in rows:
-            other = "" if rows[path] == label else f", as {rows[path]!r} and as {label!r}"
-            raise InputError(f"{file} lists {place} twice{other}; once is accepted")
-        rows[path] = label
+        _, other = rows.setdefault(_place(path), (path, label))
+        if other != label:
+            raise InputError(
+                f"{file} lists {place} twice, as {other!r} and as {label!r}; a picture has one "
+                "label"
+            )
     if not rows:
         raise InputError(f"{file} has no rows below its header")
-    return _listing(list(rows.items()), file)
+    return _listing(list(rows.values()), file)
 
 
 def glance(paths: Sequence[Path], limit: int = 256) -> Glance:
@@ -237,6 +242,14 @@ def _reachable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{path} cannot be searched: {error.strerror or error}") from error
+
+
+def _place(path: Path) -> str:
+    """Return where a file is, whatever way leads there."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # no file has such a name: it is named when it cannot be read
+        return str(path)
 
 
 def _pictures_below(folder: Path) -> list[Path]:
