@@ -926,6 +926,14 @@ OWN_BAD = {
     "a name that is too long": Bad(
         ["learn", "--images", "birds", "--out", "x" * 300], ("cannot write",)
     ),
+    **{
+        f"a run into the pictures, {place}": Bad(
+            ["learn", "--images", "birds", "--out", place],
+            (f"would be written to {place}, among the pictures of birds; choose a directory",),
+            lambda own: (own / "link").symlink_to("birds"),
+        )
+        for place in ("birds", "birds/new", "pool/../birds/emu/new", "link/new")
+    },
     "no number of classes": discover_own("--images", "pool", said=("needs --num-novel",)),
     "an empty pool": discover_own(
         *("--images", "empty", "-n", "2"), said=("no pictures found",), prepare=make_dir("empty")
@@ -1136,6 +1144,14 @@ def test_own_pictures_are_learnt_and_discovered_in(call: Call, own: Path) -> Non
     assert (config.method["name"], config.seed, config.discovery.num_novel) == ("uno", 3, 3)
     assert config.supervised == recorded.supervised
     assert Model.load("second").class_names == ("emu", "robin", "novel-1", "novel-2", "novel-3")
+
+
+def test_the_default_directory_is_not_among_the_pictures(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own / "birds")
+    assert_refused(call, Bad(["learn", "--images", "."], ("written to runs, among", "--out")), own)
+    assert call("learn", "--images", ".", "--out", "../new", SHORT[0]).code == 0
 
 
 def test_a_table_of_own_pictures_gives_what_the_folder_gives(call: Call, own: Path) -> None:

@@ -25,6 +25,7 @@ from ncdwf.cli.runs import (
     Changes,
     begin,
     begin_round,
+    check_apart,
     check_free,
     check_learnt,
     check_once,
@@ -131,6 +132,7 @@ def learn(
         raise InputError("--images takes the place of SETTING, --config and --resume")
     else:
         check_free(out_dir)
+        check_apart(images, out_dir)
         config = own_config(images, image_size, backbone, strict, changes)
         work, load = own_classes(config, out_dir)
     with _resumable(work), Bar() as bar:

@@ -1,5 +1,6 @@
 """How the work of a verb begins: from a recipe, a configuration, a model or a run cut off."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -154,6 +155,8 @@ def check_once(sets: Sequence[str], **options: object) -> None:
             raise InputError(f"--{name} and --set {FIELDS[name]}=… say the same; give one of them")
 
 
+RUNS = Path("runs")
+"""Where a run is written unless somebody says it."""
 VERBS = {SUPERVISED: "learn", DISCOVERY: "discover"}
 """What does each phase."""
 
@@ -170,6 +173,17 @@ def check_free(out_dir: Path | None) -> None:
             )
         if any((out_dir / name).exists() for name in (experiment.CONFIG_FILE, DESCRIPTION_FILE)):
             raise InputError(f"{out_dir} holds a run or a model already; choose another directory")
+
+
+def check_apart(images: Path, out_dir: Path | None) -> None:
+    """Refuse to write a run among labelled pictures, where its folder would be one more class."""
+    target = out_dir or RUNS
+    inside = Path(os.path.realpath(target)).is_relative_to(os.path.realpath(images))
+    if inside and images.is_dir():
+        raise InputError(
+            f"the run would be written to {target}, among the pictures of {images}; choose a "
+            "directory elsewhere with --out"
+        )
 
 
 def check_learnt(model: Path) -> None:
@@ -189,7 +203,7 @@ def go_on(verb: str, path: Path) -> str:
 
 def run_dir(out_dir: Path | None, config: Config) -> Path:
     """Return the directory that was asked for, or a new one."""
-    return out_dir or experiment.new_run_dir(Path("runs"), config)
+    return out_dir or experiment.new_run_dir(RUNS, config)
 
 
 def _reopen(resume: Path, changes: Changes, *others: object) -> Run:
