@@ -526,6 +526,7 @@ BAD = {
     "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "--data"),
     "unknown method": Bad(["run", "tiny-4-2", "-m", "ncd"], ("'ncd'", "ncdwf")),
     "unknown method by override": sets("method.name=ncd", "'ncd'", "ncdwf"),
+    "another method by override": sets("method.name=uno", "--set cannot", "--method uno of"),
     "unknown key": sets("sed=1", "config.sed", "'seed'"),
     "unknown key, deeper": sets("discovery.larg.shift=1", "config.discovery.larg", "'large'"),
     "unknown key, deepest": sets("supervised.optim.lrr=1", "config.supervised.optim.lrr", "'lr'"),
@@ -927,11 +928,29 @@ OWN_BAD = {
     "a name that is too long": Bad(
         ["learn", "--images", "birds", "--out", "x" * 300], ("cannot write",)
     ),
+    **{
+        f"a run into the pictures, {place}": Bad(
+            ["learn", "--images", "birds", "--out", place],
+            (f"would be written to {place}, among the pictures of birds; choose a directory",),
+            lambda own: (own / "link").symlink_to("birds"),
+        )
+        for place in ("birds", "birds/new", "pool/../birds/emu/new", "link/new")
+    },
     "no number of classes": discover_own("--images", "pool", said=("needs --num-novel",)),
     "an empty pool": discover_own(
         *("--images", "empty", "-n", "2"), said=("no pictures found",), prepare=make_dir("empty")
     ),
     "no pool": discover_own("--images", "no", "-n", "2", said=("no is neither a file nor",)),
+    "a table for a pool": discover_own(
+        *("--images", "pool", "--images", "table.csv", "-n", "2"),
+        said=("table.csv is a table; 'ncdwf learn' takes tables, here give folders or pictures",),
+        prepare=table("path\npool/02.png\n"),
+    ),
+    "predict a table": Bad(
+        ["predict", "both", "table.csv"],
+        ("table.csv is a table",),
+        table("path\npool/02.png\n"),
+    ),
     "a corrupt pool": discover_own(
         *("--images", "pool", "-n", "2"),
         said=("none of the files could be read as a picture",),
@@ -987,6 +1006,10 @@ OWN_BAD = {
     "an unknown method": discover_own(
         "--images", "pool", "-n", "2", "-m", "ncd", said=("unknown method 'ncd'",)
     ),
+    "another method by override": discover_own(
+        *("--images", "pool", "-n", "2", "--set", "method.name=ncdwf-gauss"),
+        said=("--set cannot choose the method; --method ncdwf-gauss of",),
+    ),
     "another supervised phase": discover_own(
         *("--images", "pool", "-n", "2", "--set", "supervised.optim.epochs=9"),
         said=("that phase is over",),
@@ -1002,6 +1025,14 @@ OWN_BAD = {
     ),
     "resume a discovery that never began": Bad(
         ["discover", "--resume", "known"], ("known has no pool yet",)
+    ),
+    "resume a discovery that never began, in a folder with a space": Bad(
+        ["discover", "--resume", "my birds"],
+        ("my birds has no pool yet; give one with: ncdwf discover 'my birds' --images",),
+        lambda own: shutil.copytree(own / "known", own / "my birds") and None,
+    ),
+    "a name too long for a folder": Bad(
+        ["learn", "--images", 300 * "x"], ("x does not exist; a folder or a table",)
     ),
     "evaluate own pictures": Bad(
         ["evaluate", "both"], ("both learnt from pictures of your own; --setting says which",)
@@ -1126,6 +1157,14 @@ def test_own_pictures_are_learnt_and_discovered_in(call: Call, own: Path) -> Non
     assert (config.method["name"], config.seed, config.discovery.num_novel) == ("uno", 3, 3)
     assert config.supervised == recorded.supervised
     assert Model.load("second").class_names == ("emu", "robin", "novel-1", "novel-2", "novel-3")
+
+
+def test_the_default_directory_is_not_among_the_pictures(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own / "birds")
+    assert_refused(call, Bad(["learn", "--images", "."], ("written to runs, among", "--out")), own)
+    assert call("learn", "--images", ".", "--out", "../new", SHORT[0]).code == 0
 
 
 def test_a_table_of_own_pictures_gives_what_the_folder_gives(call: Call, own: Path) -> None:
@@ -1304,6 +1343,13 @@ def test_a_pool_may_be_of_several_folders_and_files(call: Call, own: Path) -> No
     assert pool == (str(own / "pool"), str(own / "birds/emu/01.png"))
 
 
+def test_a_picture_given_twice_is_one_of_the_pool(call: Call, own: Path) -> None:
+    words = ("--images", "pool", "--images", "pool/02.png", "--images", own / "pool", "-n", "2")
+    answer = call("discover", "known", *words, "--out", "new", *OWN_ROUND)
+    assert answer.code == 0
+    assert answer.out.startswith("24 pictures at")
+
+
 def test_a_discovered_model_begins_another_round(call: Call, own: Path) -> None:
     assert call("name", "both", "novel-1=owl").code == 0
     before = contents(Path("both"))
@@ -1349,6 +1395,19 @@ def test_names_are_given_to_a_model_and_its_weights_stay(call: Call, own: Path) 
     rows = json.loads(call("predict", "both", "pool", "birds", "-f", "json").out)
     assert {row["class"] for row in rows} <= {"rhea=nandu", "robin", "novel-1", "black robin"}
     assert call("name", "known", "emu=rhea").out == "The classes of known: rhea, robin\n"
+
+
+def test_a_class_with_an_equals_sign_can_be_named(call: Call, own: Path) -> None:
+    assert call("name", "both", "emu=x=y", "robin==").out.startswith("The classes of both: x=y, =,")
+    answer = call("name", "both", "x=y=rhea=nandu", "===robin", "novel-1=x")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == "The classes of both: rhea=nandu, =robin, x, novel-2\n"
+    assert call("name", "both", "novel-2=x=y").code == 0
+    said = ("'x=y=z' begins with the classes 'x' and 'x=y'; give one of them a name without '='",)
+    assert_refused(call, Bad(["name", "both", "x=y=z"], said), own)
+    assert_refused(call, Bad(["name", "both", "y=z=1"], ("there is no class 'y'",)), own)
+    assert call("name", "both", "x=owl").code == 0
+    assert call("name", "both", "x=y=z").out.endswith("owl, z\n")
 
 
 def test_a_model_is_exported_into_a_new_folder(call: Call, own: Path) -> None:
@@ -1484,6 +1543,48 @@ def test_a_model_before_an_unfinished_discovery_is_called_that(
     shutil.copytree("both", "cut2")
     for run in ("cut", "cut2", "known"):
         assert call("predict", run, "pool").err == ""
+
+
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
+def test_the_command_that_began_a_run_names_the_one_that_goes_on(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    interrupt(call, monkeypatch, verb)
+    said = ("cut holds a run that has not finished", f"ncdwf {verb} --resume cut\n")
+    assert_refused(call, Bad([verb, *OWN_COMMANDS[verb], "--out", "cut"], said), own)
+
+
+def test_a_run_without_a_model_yet_is_called_unfinished(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(call, monkeypatch, "learn")
+    Path("cut").rename("it's cut")
+    said = (
+        "the run in it's cut has not finished and holds no model yet",
+        """ncdwf learn --resume 'it'"'"'s cut'""",
+    )
+    for words in (
+        ["predict", "it's cut", "pool"],
+        ["name", "it's cut", "emu=rhea"],
+        ["discover", "it's cut", "--images", "pool", "-n", "2"],
+        ["discover", "it's cut"],
+        ["evaluate", "it's cut"],
+    ):
+        assert_refused(call, Bad(words, said), own)
+
+
+@pytest.mark.parametrize("verb", OWN_COMMANDS)
+def test_the_hint_after_an_interruption_can_be_pasted(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(ncdwf.cli.phases, "Bar", InterruptedBar)
+    monkeypatch.setattr(InterruptedBar, "phase", PHASES[verb])
+    monkeypatch.setattr(InterruptedBar, "left", 1)
+    cut = call(verb, *OWN_COMMANDS[verb], "--out", "my $run")
+    assert cut.err.splitlines()[0].endswith(f"Go on with: ncdwf {verb} --resume 'my $run'")
+    if verb == "discover":
+        hint = call("predict", "my $run", "pool").err
+        assert hint.endswith("ncdwf discover --resume 'my $run'\n")
 
 
 def interrupt(call: Call, monkeypatch: pytest.MonkeyPatch, verb: str, *words: str) -> None:

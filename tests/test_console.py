@@ -42,6 +42,26 @@ def test_a_long_row_of_json_is_not_broken(capsys: pytest.CaptureFixture[str]):
     assert json.loads(capsys.readouterr().out) == rows
 
 
+LONG = [f"{'deep/' * 30}{number:03d}.png" for number in range(3)]
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_long_names_in_a_table_can_be_told_apart(monkeypatch: pytest.MonkeyPatch, watched: bool):
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        console, "out", Console(file=screen, force_terminal=watched, width=60, no_color=True)
+    )
+    rows = [{"path": path, "class": "kakapo", "probability": 0.5} for path in LONG]
+    print_rows(rows, Format.table)
+    lines = [line for line in screen.getvalue().splitlines() if line.startswith("│")]
+    columns = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    if watched:
+        assert {len(line) for line in lines} == {60}
+        assert "".join(cells[0] for cells in columns) == "".join(LONG)
+    else:
+        assert columns == [[path, "kakapo", "0.5"] for path in LONG]
+
+
 @pytest.mark.parametrize(("count", "lines"), [(0, 0), (1, 1), (20, 20), (21, 21), (500, 21)])
 def test_only_the_first_skipped_files_are_listed(
     capsys: pytest.CaptureFixture[str], count: int, lines: int

@@ -97,6 +97,15 @@ def test_folders_are_searched_and_files_taken_as_they_are(tmp_path):
     assert listing == Listing((odd, inner / "a.jpeg", inner / "z.PNG"), None)
 
 
+def test_a_file_is_taken_once_into_a_pool(tmp_path, monkeypatch):
+    first, second = tmp_path / "a" / "1.png", tmp_path / "a" / "b" / "2.png"
+    touch(first, second)
+    (tmp_path / "link.png").symlink_to(second)
+    monkeypatch.chdir(tmp_path)
+    ways = [tmp_path / "a", second.parent, Path("a/b/../1.png"), Path("link.png"), Path("a")]
+    assert unlabelled(ways).paths == (first, second)
+
+
 def test_what_is_hidden_is_passed_over_unless_it_is_named(tmp_path):
     place = tmp_path / ".cache"
     seen = place / "seen.png"
@@ -112,6 +121,17 @@ def test_what_is_not_there_is_named(tmp_path):
         find_pictures([tmp_path])
     with pytest.raises(InputError, match="cannot be searched: File name too long"):
         find_pictures([tmp_path / ("x" * 500)])
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.PARQUET"])
+def test_a_table_is_no_picture(tmp_path, name):
+    touch(tmp_path / name, tmp_path / "a.png")
+    with pytest.raises(InputError, match=f"{name} is a table; 'ncdwf learn' takes tables, here"):
+        unlabelled([tmp_path / "a.png", tmp_path / name])
+    assert find_pictures([tmp_path]) == [tmp_path / "a.png"]  # inside a folder it is passed over
+    (tmp_path / "folder.csv").mkdir()
+    touch(tmp_path / "folder.csv" / "a.png")
+    assert len(find_pictures([tmp_path / "folder.csv"])) == 1
 
 
 # Labels from folders
@@ -174,6 +194,14 @@ def test_a_csv_table_names_pictures_and_classes(tmp_path):
     assert listing.labels == ("cat", "dog, wild")
 
 
+def test_a_file_that_a_table_lists_again_is_taken_once(tmp_path):
+    (tmp_path / "link.png").symlink_to("1.png")
+    text = f"path,label\n1.png,a\n2.png,b\n./x/../1.png,a\nlink.png, a\n{tmp_path}/2.png,b\n\0,b\n"
+    listing = labelled_table(write(tmp_path / "t.csv", text))
+    assert listing.paths == (tmp_path / "1.png", tmp_path / "2.png", tmp_path / "\0")
+    assert listing.labels == ("a", "b", "b")
+
+
 def test_columns_can_be_named(tmp_path):
     table = write(tmp_path / "t.csv", "path,file,kind\n0,1.png,a\n0,2.png,b\n")
     listing = labelled_table(table, path_column="file", label_column="kind")
@@ -201,8 +229,8 @@ TABLES = {
     "short row": ("path,label\n1,a\n2\n", "row 2 below the header of .* has no label"),
     "long row": ("path,label\n1,a,b\n", "row 1 below the header of .* has more cells"),
     "empty path": ("path,label\n,a\n", "row 1 below the header of .* has no path"),
-    "twice": ("path,label\n1,a\n2,b\n./1,a\n", r"lists \./1 twice; once is accepted"),
-    "contradiction": ("path,label\n1,a\n2,b\n1,b\n", "lists 1 twice, as 'a' and as 'b'; once"),
+    "contradiction": ("path,label\n1,a\n2,b\n1,b\n", "lists 1 twice, as 'a' and as 'b'; a pic"),
+    "two ways": ("path,label\n1,a\n2,b\nx/../1,b\n", r"lists x/\.\./1 twice, as 'a' and as 'b'"),
     "one class": ("path,label\n1,a\n2,a\n", "has one class, 'a'; two or more are accepted"),
     "latin-1": ("path,label\n1,é\n".encode("latin-1"), "is not UTF-8, at byte 13; save it as"),
     "open quote": ('path,label\n1,"a\n', "is not a valid CSV table: "),
@@ -310,6 +338,20 @@ def test_one_worker_is_this_process(many):
     decoded = decode(many, SHAPE, num_workers=1, progress=record)
     assert record.workers == {}
     assert values(decoded.images) == [i % 256 for i in range(MANY)]
+
+
+def sum_of(paths, answers):
+    answers.put(int(decode(paths, SHAPE, num_workers=2).images.sum()))
+
+
+def test_a_daemonic_process_decodes_alone(many):
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=sum_of, args=(many, answers), daemon=True)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert answers.get() == 16 * sum(i % 256 for i in range(MANY))
 
 
 def test_pictures_are_those_of_the_decoder(tmp_path):

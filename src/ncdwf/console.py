@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -23,6 +24,8 @@ from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 # What comes from outside, names of files and classes, may look like markup.
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
+ANY_WIDTH = 1_000_000
+"""More columns than any row has."""
 MOST_SKIPPED = 20
 """So many unreadable files are listed one by one."""
 
@@ -143,10 +146,15 @@ def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
         writer.writeheader()
         writer.writerows(rows)
     else:
-        table = Table(*rows[0])
+        table = Table()
+        for name in rows[0]:
+            table.add_column(name, overflow="fold")  # what is cut off cannot be told apart
         for row in rows:
             table.add_row(*(str(value) for value in row.values()))
-        out.print(table)
+        if not out.is_terminal:  # a file or another program has no edge
+            options = out.options.update(max_width=ANY_WIDTH)
+            table.width = Measurement.get(out, options, table).maximum
+        out.print(table, crop=out.is_terminal)
 
 
 def print_scores(scores: Scores, title: str) -> None:

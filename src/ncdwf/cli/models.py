@@ -1,5 +1,6 @@
 """The verbs that use a saved model: naming pictures and classes, export, all that it holds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from ncdwf.cli.options import ModelDir, Strict
 from ncdwf.cli.own import check_text, picture_shape
+from ncdwf.cli.runs import check_learnt, go_on
 from ncdwf.console import Bar, Format, err, out, print_holdings, print_rows, print_skipped
 from ncdwf.data.folder import decode, find_pictures
 from ncdwf.errors import InputError
@@ -64,17 +66,15 @@ def name(
 
         ncdwf name both novel-1=kakapo novel-2="black robin"
     """
+    directory = _newest(model)
+    loaded = Model.load(directory)
     pairs: dict[str, str] = {}
     for text in names:
-        old, _, new = text.partition("=")
-        if not (old and new):
-            raise InputError(f"{text!r} should be written OLD=NEW, as in novel-1=kakapo")
+        old, new = _old_and_new(text, loaded.class_names)
         if old in pairs:
             raise InputError(f"{old!r} would be called {pairs[old]!r} and {new!r}; give one name")
         pairs[old] = new
     check_text(*pairs.values())
-    directory = _newest(model)
-    loaded = Model.load(directory)
     loaded.rename(pairs)
     loaded.save_names(directory)
     out.print(f"The classes of {model}: {', '.join(loaded.class_names)}", soft_wrap=True)
@@ -116,12 +116,28 @@ def inspect(model: ModelDir) -> None:
     )
 
 
+def _old_and_new(text: str, class_names: Sequence[str]) -> tuple[str, str]:
+    """Split OLD=NEW; either name may hold an equals sign, so OLD is one that a class has."""
+    fitting = [old for old in class_names if text.startswith(f"{old}=") and text != f"{old}="]
+    if len(fitting) > 1:
+        raise InputError(
+            f"{text!r} begins with the classes {' and '.join(map(repr, fitting))}; give one of "
+            "them a name without '=' first"
+        )
+    old = fitting[0] if fitting else text.partition("=")[0]
+    new = text[len(old) + 1 :]
+    if not (old and new):
+        raise InputError(f"{text!r} should be written OLD=NEW, as in novel-1=kakapo")
+    return old, new
+
+
 def _newest(model: Path) -> Path:
     """Return where the newest model of a run is; say so if discovery should have left a newer."""
+    check_learnt(model)
     if experiment.Run(model).is_discovering:
         hint = (
             f"discovery in {model} has not finished; this is the model before it, of the known "
-            f"classes alone. Go on with: ncdwf discover --resume {model}"
+            f"classes alone. Go on with: {go_on('discover', model)}"
         )
         err.print(hint, highlight=False, soft_wrap=True)
     return experiment.model_dir(model)

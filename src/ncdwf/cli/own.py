@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ncdwf.cli.runs import Changes, check_over, run_dir
+from ncdwf.cli.runs import Changes, check_learnt, check_over, run_dir
 from ncdwf.config import Config, OwnData
 from ncdwf.console import Bar, print_choices, print_skipped
 from ncdwf.data.folder import Listing, decode, glance, labelled_folder, labelled_table, unlabelled
@@ -65,6 +65,7 @@ def own_round(
     """Begin a round of discovery in somebody's unlabelled pictures, once they are read."""
     wanted = _number(num_novel)
     check_text(*(path.resolve() for path in images))
+    check_learnt(model)
     start = experiment.load_model(model)
     shape, num_pictures = picture_shape(start), len(unlabelled(images).paths)
     has_gpu = choose_device("auto").type == "cuda"
@@ -168,8 +169,9 @@ def _number(text: str | None) -> int:
 
 
 def _labelled_listing(images: Path) -> Listing:
-    if images.is_dir():
+    # Path.is_dir would raise for a name that is too long to be one.
+    if os.path.isdir(images):
         return labelled_folder(images)
-    if not images.exists():
+    if not os.path.exists(images):
         raise InputError(f"{images} does not exist; a folder or a table of pictures is accepted")
     return labelled_table(images)

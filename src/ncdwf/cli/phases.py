@@ -25,9 +25,12 @@ from ncdwf.cli.runs import (
     Changes,
     begin,
     begin_round,
+    check_apart,
     check_free,
+    check_learnt,
     check_once,
     fetch,
+    go_on,
     recorded_config,
     reopen_round,
 )
@@ -129,6 +132,7 @@ def learn(
         raise InputError("--images takes the place of SETTING, --config and --resume")
     else:
         check_free(out_dir)
+        check_apart(images, out_dir)
         config = own_config(images, image_size, backbone, strict, changes)
         work, load = own_classes(config, out_dir)
     with _resumable(work), Bar() as bar:
@@ -221,6 +225,7 @@ def evaluate(
 
         ncdwf evaluate both
     """
+    check_learnt(model)
     setting = setting or recorded_config(model, None, option="--setting").setting
     fetch(setting, data_dir)
     scores = experiment.evaluate_stage(model, setting, data_dir=data_dir)
@@ -258,5 +263,5 @@ class _resumable:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            hint = f"Interrupted. Go on with: ncdwf {sys.argv[1]} --resume {self._work.path}"
+            hint = f"Interrupted. Go on with: {go_on(sys.argv[1], self._work.path)}"
             err.print(hint, markup=False, highlight=False, soft_wrap=True)

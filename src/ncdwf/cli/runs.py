@@ -1,5 +1,7 @@
 """How the work of a verb begins: from a recipe, a configuration, a model or a run cut off."""
 
+import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,7 +11,9 @@ from ncdwf.config import Config, override
 from ncdwf.console import Bar
 from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError
+from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import check_method
+from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.recipes import RECIPES, recipe
 from ncdwf.results import experiment
@@ -41,8 +45,15 @@ class Changes:
         if self.seed is not None:
             config = replace(config, seed=self.seed)
         config = experiment.complete(config)
+        method = config.method["name"]
         for assignment in self.sets:
             config = override(config, assignment)
+        name = check_method(config.method["name"])
+        if name != method:  # which has other fields, and a recipe of its own
+            raise InputError(
+                f"--set cannot choose the method; --method {name} of 'ncdwf run' and "
+                "'ncdwf discover' does"
+            )
         return experiment.complete(config)
 
 
@@ -70,12 +81,16 @@ def reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
     work = _reopen(resume, changes, *others)
     own = work.config.own
     if own is not None and not own.pool:
-        raise InputError(f"{resume} has no pool yet; 'ncdwf discover {resume} --images' takes one")
+        place = shlex.quote(str(resume))
+        raise InputError(
+            f"{resume} has no pool yet; give one with: ncdwf discover {place} --images …"
+        )
     return work
 
 
 def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes: Changes) -> Run:
     """Begin discovery in the pool of a setting, from what the model was before any."""
+    check_learnt(model)
     start = experiment.load_supervised(model)
     recorded = recorded_config(model, setting, option="--images")
     if (model / DESCRIPTION_FILE).exists() and is_own(model):
@@ -150,18 +165,55 @@ def check_once(sets: Sequence[str], **options: object) -> None:
             raise InputError(f"--{name} and --set {FIELDS[name]}=… say the same; give one of them")
 
 
+RUNS = Path("runs")
+"""Where a run is written unless somebody says it."""
+VERBS = {SUPERVISED: "learn", DISCOVERY: "discover"}
+"""What does each phase."""
+
+
 def check_free(out_dir: Path | None) -> None:
     """Refuse a directory with a run or a model before many pictures are read for nothing."""
     if out_dir is None:
         return
     with suppress(OSError):  # such a path is refused when it is written
+        if phase := Run(out_dir).unfinished:
+            raise InputError(
+                f"{out_dir} holds a run that has not finished; choose another directory, or go on "
+                f"with it: {go_on(VERBS[phase], out_dir)}"
+            )
         if any((out_dir / name).exists() for name in (experiment.CONFIG_FILE, DESCRIPTION_FILE)):
             raise InputError(f"{out_dir} holds a run or a model already; choose another directory")
 
 
+def check_apart(images: Path, out_dir: Path | None) -> None:
+    """Refuse to write a run among labelled pictures, where its folder would be one more class."""
+    target = out_dir or RUNS
+    inside = Path(os.path.realpath(target)).is_relative_to(os.path.realpath(images))
+    if inside and images.is_dir():
+        raise InputError(
+            f"the run would be written to {target}, among the pictures of {images}; choose a "
+            "directory elsewhere with --out"
+        )
+
+
+def check_learnt(model: Path) -> None:
+    """Refuse a run that was cut off before it had any model."""
+    with suppress(OSError):  # such a path is refused when it is read
+        if Run(model).unfinished == SUPERVISED:
+            raise InputError(
+                f"the run in {model} has not finished and holds no model yet; go on with it: "
+                f"{go_on('learn', model)}"
+            )
+
+
+def go_on(verb: str, path: Path) -> str:
+    """Return the command that goes on with a run, to be pasted into a shell."""
+    return f"ncdwf {verb} --resume {shlex.quote(str(path))}"
+
+
 def run_dir(out_dir: Path | None, config: Config) -> Path:
     """Return the directory that was asked for, or a new one."""
-    return out_dir or experiment.new_run_dir(Path("runs"), config)
+    return out_dir or experiment.new_run_dir(RUNS, config)
 
 
 def _reopen(resume: Path, changes: Changes, *others: object) -> Run:

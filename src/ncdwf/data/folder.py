@@ -41,6 +41,7 @@ from ncdwf.errors import InputError, StorageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif")
 ENDINGS = f"files ending in {', '.join(SUFFIXES)} are accepted"
+TABLES = (".csv", ".parquet")
 HIDDEN = "__MACOSX"
 """What macOS puts beside the content of an archive, under the names of the pictures."""
 ALONE = 256
@@ -106,6 +107,10 @@ def find_pictures(paths: Iterable[Path]) -> list[Path]:
         with _reachable(path):
             if path.is_dir():
                 found += _pictures_below(path)
+            elif path.suffix.lower() in TABLES and path.exists():
+                raise InputError(
+                    f"{path} is a table; 'ncdwf learn' takes tables, here give folders or pictures"
+                )
             elif path.is_file():
                 found.append(path)
             else:
@@ -116,8 +121,11 @@ def find_pictures(paths: Iterable[Path]) -> list[Path]:
 
 
 def unlabelled(paths: Iterable[Path]) -> Listing:
-    """Return the pictures among and below `paths`, without labels."""
-    return Listing(tuple(find_pictures(paths)), None)
+    """Return the pictures among and below `paths`, without labels; each file once."""
+    found: dict[str, Path] = {}
+    for path in find_pictures(paths):
+        found.setdefault(_place(path), path)
+    return Listing(tuple(found.values()), None)
 
 
 def labelled_folder(folder: Path) -> Listing:
@@ -142,34 +150,34 @@ def labelled_folder(folder: Path) -> Listing:
 def labelled_table(
     file: Path, *, path_column: str = "path", label_column: str = "label"
 ) -> Listing:
-    """Return the pictures that a table lists, one a row, with their labels.
+    """Return the pictures that a table lists, one a row, with their labels; each file once.
 
     Args:
         file: CSV (UTF-8, commas, a header) or Parquet, told apart by the ending.
         path_column: where the files are; relative paths start at the folder of the table.
         label_column: their classes; spaces around a name are dropped.
     """
-    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    readers = dict(zip(TABLES, (_read_csv, _read_parquet), strict=True))
     reader = readers.get(file.suffix.lower())
     if reader is None:
-        raise InputError(
-            f"{file} ends in neither {' nor '.join(readers)}; such tables are accepted"
-        )
+        raise InputError(f"{file} ends in neither {' nor '.join(TABLES)}; such tables are accepted")
     cells = reader(file, (path_column, label_column))
-    rows: dict[Path, str] = {}
+    rows: dict[str, tuple[Path, str]] = {}
     for number, (place, text) in enumerate(cells, 1):
         label = _normal(text.strip())
         if not place or not label:
             missing = label_column if place else path_column
             raise InputError(f"row {number} below the header of {file} has no {missing}")
         path = file.parent / place
-        if path in rows:
-            other = "" if rows[path] == label else f", as {rows[path]!r} and as {label!r}"
-            raise InputError(f"{file} lists {place} twice{other}; once is accepted")
-        rows[path] = label
+        _, other = rows.setdefault(_place(path), (path, label))
+        if other != label:
+            raise InputError(
+                f"{file} lists {place} twice, as {other!r} and as {label!r}; a picture has one "
+                "label"
+            )
     if not rows:
         raise InputError(f"{file} has no rows below its header")
-    return _listing(list(rows.items()), file)
+    return _listing(list(rows.values()), file)
 
 
 def glance(paths: Sequence[Path], limit: int = 256) -> Glance:
@@ -205,7 +213,7 @@ def decode(
         shape: channels, height and width to scale them to.
         strict: refuse the whole if one picture cannot be read.
         num_workers: processes beside this one, as many as there are cores unless it is given; 1
-            decodes in this process, and so do few pictures.
+            decodes in this process; so few pictures are decoded, and all in a daemonic process.
         progress: hears of every chunk of pictures.
     """
     _require(paths)
@@ -234,6 +242,14 @@ def _reachable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{path} cannot be searched: {error.strerror or error}") from error
+
+
+def _place(path: Path) -> str:
+    """Return where a file is, whatever way leads there."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # no file has such a name: it is named when it cannot be read
+        return str(path)
 
 
 def _pictures_below(folder: Path) -> list[Path]:
@@ -372,11 +388,12 @@ def _paint_all(
 ) -> dict[int, Skipped]:
     """Decode all pictures, a row each; return the rows that stay empty."""
     num_workers = num_workers or _num_cores()
-    is_small = num_workers == 1 or len(paths) <= ALONE
+    # A daemonic process, as of a pool, may not start others.
+    is_alone = multiprocessing.current_process().daemon or num_workers == 1 or len(paths) <= ALONE
     # Large enough to be worth a message, small enough that no worker is late.
     size = min(CHUNK, math.ceil(len(paths) / (8 * num_workers)))
     chunks = [(row, paths[row : row + size]) for row in range(0, len(paths), size)]
-    painted = _alone(canvas, chunks) if is_small else _in_workers(canvas, chunks, num_workers)
+    painted = _alone(canvas, chunks) if is_alone else _in_workers(canvas, chunks, num_workers)
     skipped: dict[int, Skipped] = {}
     if progress:
         progress.start(TASK, len(paths), 0)

@@ -133,6 +133,15 @@ class Run:
         return began and not (self.path / DESCRIPTION_FILE).exists()
 
     @property
+    def unfinished(self) -> str:
+        """Return the phase that has begun here and not ended, or nothing."""
+        if not (self.path / CONFIG_FILE).is_file():
+            return ""
+        if not (model_dir(self.path) / DESCRIPTION_FILE).exists():
+            return SUPERVISED
+        return DISCOVERY if self.is_discovering else ""
+
+    @property
     def snapshots(self) -> dict[int, Path]:
         """Return the models kept on the way, by how many epochs of discovery they had done."""
         found = sorted((self.path / "snapshots").glob(f"epoch-*/{DESCRIPTION_FILE}"))
