@@ -1032,7 +1032,7 @@ OWN_BAD = {
         lambda own: shutil.copytree(own / "known", own / "my birds") and None,
     ),
     "a name too long for a folder": Bad(
-        ["learn", "--images", 300 * "x"], ("x does not exist; a folder or a table",)
+        ["learn", "--images", 300 * "x"], ("x cannot be read: File name too long",)
     ),
     "evaluate own pictures": Bad(
         ["evaluate", "both"], ("both learnt from pictures of your own; --setting says which",)

@@ -1,6 +1,5 @@
 """Work on pictures of one's own: what follows from them, and how they are read."""
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -169,9 +168,10 @@ def _number(text: str | None) -> int:
 
 
 def _labelled_listing(images: Path) -> Listing:
-    # Path.is_dir would raise for a name that is too long to be one.
-    if os.path.isdir(images):
-        return labelled_folder(images)
-    if not os.path.exists(images):
+    try:
+        is_folder, is_there = images.is_dir(), images.exists()
+    except OSError as error:  # such as a name that is too long
+        raise InputError(f"{images} cannot be read: {error.strerror}") from error
+    if not is_there:
         raise InputError(f"{images} does not exist; a folder or a table of pictures is accepted")
-    return labelled_table(images)
+    return labelled_folder(images) if is_folder else labelled_table(images)
