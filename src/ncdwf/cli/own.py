@@ -1,5 +1,6 @@
 """Work on pictures of one's own: what follows from them, and how they are read."""
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
