@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.base import ClassNamePrefixFeaturesOutMixin as FeatureNamesMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -203,9 +204,18 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         found = [self.model_.probabilities(self.model_.outputs(part)).cpu() for part in parts]
         return torch.cat(found).numpy()
 
-    def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return how novel every row is; 0 and above is called novel."""
+    def _has_discovered(self) -> bool:
+        """Tell whether rows can be novel; the error says what is missing for that."""
         check_is_fitted(self)
+        if not self.num_novel_:
+            raise AttributeError("nothing is novel before a discovery; call discover first")
+        return True
+
+    # Before a discovery no row is more novel than another, and scikit-learn, which takes this for
+    # the score of the second class, goes on to `predict_proba` where there is no such method.
+    @available_if(_has_discovered)  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return how novel every row is; 0 and above is called novel. It needs a discovery."""
         novelty = self.model_.predict(self._inputs(X)).novelty
         tau = torch.tensor(self.model_.tau, dtype=torch.float64)
         logits = [torch.logit(value.clamp(1e-300, 1 - 2**-53)) for value in (novelty, tau)]
