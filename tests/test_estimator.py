@@ -534,6 +534,32 @@ def test_a_network_of_ones_own_may_read_vectors():
     assert finder.transform(X).shape == (len(X), 8)
 
 
+def fixed_net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16 * 16, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "num_small"),
+    [
+        (tiny_net, {}, 2),
+        (fixed_net, {}, 0),
+        (fixed_net, {"discovery.small.size": 16}, 2),
+        (nn.Flatten, {}, 0),  # as many features as there are pixels
+    ],
+)
+def test_small_views_are_left_out_where_a_network_cannot_read_them(make, settings, num_small):
+    finder = short(backbone=make()).set_params(settings=SHORT | REPLAY | settings)
+    finder.fit(IMAGES, IMAGE_Y).discover(IMAGE_POOL)
+    assert finder.config_.discovery.num_small == num_small
+    assert len(finder.classes_) == 4
+
+
+def test_small_views_that_somebody_asks_for_are_not_left_out():
+    finder = short(backbone=fixed_net())
+    finder.set_params(settings=SHORT | REPLAY | {"discovery.num_small": 1}).fit(IMAGES, IMAGE_Y)
+    refused("set discovery.num_small=0", finder.discover, IMAGE_POOL)
+
+
 def test_a_network_of_ones_own_is_needed_again(tmp_path):
     finder = short(backbone=tiny_net()).fit(IMAGES, IMAGE_Y)
     finder.save(tmp_path / "kept")

@@ -36,7 +36,7 @@ from ncdwf.data.xy import (
     with_novel,
 )
 from ncdwf.errors import InputError, first_line, shown
-from ncdwf.learning.discovery import check_method, discover, make_method
+from ncdwf.learning.discovery import check_method, discover, make_method, reads_small_views
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
@@ -173,6 +173,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         base, has_gpu = self._for_method(), self._has_gpu()
         number = 0 if wanted == "auto" else int(wanted)
         config = fit_discovery(base, len(inputs), number, has_gpu=has_gpu)
+        if not reads_small_views(self.model_, self._overridden(config).discovery):
+            config = override(config, "discovery.num_small=0")  # settings may still differ
         config = self._overridden(override(config, f"discovery.pool={pool}"))
         log.info("discovery phase: %s", config.discovery)
         found: list[Survey] = []

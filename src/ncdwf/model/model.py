@@ -18,7 +18,16 @@ from ncdwf import storage
 from ncdwf.config import from_dict, require
 from ncdwf.data.inputs import Inputs, as_inputs
 from ncdwf.errors import InputError
-from ncdwf.model.backbone import CUSTOM, TIMM, Backbone, Features, Foreign, Normalise, make_backbone
+from ncdwf.model.backbone import (
+    CUSTOM,
+    TIMM,
+    UNREADABLE,
+    Backbone,
+    Features,
+    Foreign,
+    Normalise,
+    make_backbone,
+)
 from ncdwf.model.heads import CosineHead, MultiHead
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.initialise import build
@@ -368,6 +377,16 @@ class Model(nn.Module):
                 f"{what} are {tuple(checked.shape[1:])}; this model reads {size} {reads}"
             )
         return checked
+
+    def reads(self, shape: tuple[int, ...]) -> bool:
+        """Tell whether pictures of another shape get features as those of the learnt one do."""
+        if shape == self.architecture.input_shape:
+            return True
+        try:
+            features = self.features(torch.zeros(2, *shape, dtype=torch.uint8))
+        except UNREADABLE:
+            return False
+        return tuple(features.shape) == (2, self.backbone.num_features)
 
     def _batches(self, images: Inputs) -> Iterator[Features]:
         for batch in torch.split(images, EVALUATION_BATCH):
