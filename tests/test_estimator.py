@@ -634,6 +634,25 @@ def test_the_seed_decides_every_bit():
     assert fingerprint(one.model_) != fingerprint(other.model_)
 
 
+@pytest.mark.parametrize("other", [4, np.random.RandomState(1), None])
+def test_a_seed_that_is_set_after_fit_decides_what_is_discovered_and_saved(tmp_path, other):
+    finder = short(random_state=3).fit(X, Y).set_params(random_state=other)
+    finder.save(tmp_path / "before")
+    finder.discover(POOL).save(tmp_path / "after")
+    seed = finder.config_.seed
+    assert seed == 4 if other == 4 else seed > 4
+    for name in ("before", "after"):
+        assert NovelClassDiscoverer.load(tmp_path / name).random_state == seed
+    assert state(NovelClassDiscoverer.load(tmp_path / "before").discover(POOL)) == state(finder)
+    as_it_was = short(random_state=3).fit(X, Y).discover(POOL)
+    assert fingerprint(as_it_was.model_) != fingerprint(finder.model_)
+
+
+def test_a_seed_that_is_set_after_fit_is_checked(learnt):
+    finder = copy.copy(learnt).set_params(random_state="a")
+    refused("random_state='a'", finder.discover, POOL)
+
+
 def test_a_source_of_random_numbers_gives_another_seed_every_time():
     finder = short(random_state=np.random.RandomState(1))
     seeds = [finder.fit(X, Y).config_.seed for _ in range(2)]

@@ -142,7 +142,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             backbone=module,
         )
         remember_columns(self, X if inputs.ndim == 2 else None)
-        self._base, self.config_ = base, config
+        self._base, self._drawn_from, self.config_ = base, self.random_state, config
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
         self.num_known_ = len(classes)
         self.num_novel_: list[int] = []
@@ -276,7 +276,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         """Write the model and what belongs to it into `directory`, without any pickle."""
         check_is_fitted(self)
         self._check_parameters()
-        own = {"backbone": self._backbone_name() or "auto", "random_state": self._base.seed}
+        base = self._present_base()
+        own = {"backbone": self._backbone_name() or "auto", "random_state": base.seed}
         parameters = {**self.get_params(), **own}
         content = {
             "parameters": {name: _plain(name, value) for name, value in parameters.items()},
@@ -285,7 +286,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "num_known": self.num_known_,
             "num_novel": self.num_novel_,
             "feature_names": list(getattr(self, "feature_names_in_", ())) or None,
-            "base": asdict(self._base),
+            "base": asdict(base),
             "config": asdict(self.config_),
         }
         self.model_.save(directory)
@@ -311,6 +312,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             estimator.backbone = backbone
         estimator.model_ = model.to(choose_device(estimator.device))
         estimator._base, estimator.config_ = saved.base, saved.config
+        estimator._drawn_from = estimator.random_state
         # `ncdwf name` gives names to the model alone.
         estimator.classes_, estimator.named_ = as_the_model_names_them(
             saved.classes, saved.named, model.class_names
@@ -366,7 +368,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
 
     def _for_method(self) -> Config:
         """Return the configuration that `fit` found; with another method, for that method."""
-        base = self._base
+        base = self._present_base()
         if self.method == base.method["name"]:
             return base
         other = own_data(
@@ -376,6 +378,16 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             has_gpu=self._has_gpu(),
         )
         return replace(base, method=other.method, discovery=other.discovery)
+
+    def _present_base(self) -> Config:
+        """Return the configuration that `fit` found, with the seed of the present `random_state`.
+
+        A source of random numbers gives one seed: what was saved goes on to the same bits.
+        """
+        if self.random_state is not self._drawn_from:
+            self._base = replace(self._base, seed=_seed(self.random_state))
+            self._drawn_from = self.random_state
+        return self._base
 
     def _backbone_name(self) -> str | None:
         """Return the name of the network; None where the data decides."""
