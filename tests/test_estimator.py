@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
@@ -798,6 +799,43 @@ def test_a_saved_estimator_goes_on_to_the_same_bits(tmp_path):
     finder.save(tmp_path)
     loaded = NovelClassDiscoverer.load(tmp_path)
     assert state(loaded.discover(POOL)) == state(finder.discover(POOL))
+
+
+def saved_on_a_gpu(learnt, directory):
+    """Save an estimator as a machine with a GPU would have done."""
+    finder = copy.copy(learnt)
+    finder._base = replace(finder._base, device="cuda")
+    finder.set_params(device="cuda").save(directory)
+    return finder
+
+
+def test_an_estimator_of_a_gpu_is_loaded_without_one(tmp_path, monkeypatch, learnt):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    saved_on_a_gpu(learnt, tmp_path)
+    with pytest.warns(
+        UserWarning, match="was saved with device='cuda'.*; device='auto' is"
+    ) as said:
+        loaded = NovelClassDiscoverer.load(tmp_path)
+    assert [Path(warning.filename) for warning in said] == [Path(__file__)]
+    assert "\n" not in str(said[0].message)
+    assert loaded.device == "auto"
+    assert loaded.discover(POOL).config_.device == "auto"
+    assert fingerprint(loaded.model_) == fingerprint(copy.copy(learnt).discover(POOL).model_)
+
+
+def test_an_estimator_is_loaded_to_another_device(tmp_path, recwarn, monkeypatch, learnt):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    saved_on_a_gpu(learnt, tmp_path)
+    loaded = NovelClassDiscoverer.load(tmp_path, device="cpu")
+    assert not recwarn.list
+    assert np.array_equal(loaded.predict_proba(X), learnt.predict_proba(X))
+    assert loaded.discover(POOL).config_.device == loaded.device == "cpu"
+    loaded.save(tmp_path / "again")
+    assert NovelClassDiscoverer.load(tmp_path / "again").device == "cpu"
+    assert not recwarn.list
+    load = NovelClassDiscoverer.load
+    refused("this machine has no CUDA device", load, tmp_path, device="cuda")
+    refused("device='gpu' should be one of", load, tmp_path, device="gpu")
 
 
 def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):

@@ -3,10 +3,11 @@
 import json
 import logging
 import numbers
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -49,6 +50,8 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
 LARGEST_IMAGE_SIZE = 4096
+Device = Literal["auto", "cpu", "cuda"]
+DEVICES = get_args(Device)
 OWN_PARAMETERS = {
     "seed": "random_state=…",
     "device": "device=…",
@@ -102,7 +105,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         backbone: str | nn.Module = "auto",
         image_size: int | Literal["auto"] = "auto",
         settings: Mapping[str, Any] | None = None,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: Device = "auto",
         random_state: Any = 0,
     ) -> None:
         self.num_novel = num_novel
@@ -294,9 +297,21 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
 
     @classmethod
     def load(
-        cls, directory: Path | str, *, backbone: nn.Module | None = None
+        cls,
+        directory: Path | str,
+        *,
+        backbone: nn.Module | None = None,
+        device: Device | None = None,
     ) -> "NovelClassDiscoverer":
-        """Return what `save` wrote; a module that was passed as `backbone` is needed again."""
+        """Return what `save` wrote.
+
+        Args:
+            directory: where it was written.
+            backbone: a module that was passed as `backbone` is needed again.
+            device: another one than it was saved with.
+        """
+        is_device = device is None or _is_one(device, *DEVICES)
+        require(is_device, f"device={shown(device)} should be one of {DEVICES}, or None")
         path = Path(directory) / ESTIMATOR_FILE
         content = storage.read_json(path)
         model = Model.load(directory, backbone=backbone)
@@ -310,6 +325,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             raise InputError(f"{path} does not describe an estimator of ncdwf: {reason}") from error
         if backbone is not None and model.architecture.backbone == CUSTOM:
             estimator.backbone = backbone
+        estimator.device = device or _device_here(estimator.device, path)
         estimator.model_ = model.to(choose_device(estimator.device))
         estimator._base, estimator.config_ = saved.base, saved.config
         estimator._drawn_from = estimator.random_state
@@ -338,7 +354,6 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
     def _check_parameters(self) -> None:
         """Refuse parameters before anything is read or learnt."""
         sizes = f"'auto' or a whole number from 1 to {LARGEST_IMAGE_SIZE}"
-        devices = ("auto", "cpu", "cuda")
         size = self.image_size
         is_size = _is_one(size, "auto") or _is_count(size, LARGEST_IMAGE_SIZE)
         accepted = {
@@ -346,7 +361,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "backbone": (isinstance(self.backbone, str | nn.Module), "'auto', a name or a module"),
             "image_size": (is_size, sizes),
             "settings": (isinstance(self.settings, Mapping | None), "a mapping, or None"),
-            "device": (_is_one(self.device, *devices), f"one of {devices}"),
+            "device": (_is_one(self.device, *DEVICES), f"one of {DEVICES}"),
         }
         _check_num_novel(self.num_novel)
         for name, (is_fine, what) in accepted.items():
@@ -380,14 +395,14 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         return replace(base, method=other.method, discovery=other.discovery)
 
     def _present_base(self) -> Config:
-        """Return the configuration that `fit` found, with the seed of the present `random_state`.
+        """Return the configuration that `fit` found, with the present `random_state` and `device`.
 
         A source of random numbers gives one seed: what was saved goes on to the same bits.
         """
         if self.random_state is not self._drawn_from:
             self._base = replace(self._base, seed=_seed(self.random_state))
             self._drawn_from = self.random_state
-        return self._base
+        return replace(self._base, device=self.device)
 
     def _backbone_name(self) -> str | None:
         """Return the name of the network; None where the data decides."""
@@ -417,7 +432,7 @@ class _Parameters:
     backbone: str
     image_size: int | Literal["auto"]
     settings: Mapping[str, Any] | None
-    device: Literal["auto", "cpu", "cuda"]
+    device: Device
     random_state: int
 
 
@@ -469,6 +484,17 @@ def _seed(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(source.randint(2**31))
+
+
+def _device_here(saved: Device, path: Path) -> Device:
+    """Return the device to go on with on this machine; a warning says if it is another one."""
+    if saved != "cuda" or torch.cuda.is_available():
+        return saved
+    warnings.warn(
+        f"{path} was saved with device='cuda', which this machine has not; device='auto' is taken",
+        stacklevel=3,
+    )
+    return "auto"
 
 
 def _check_num_novel(value: Any) -> None:
