@@ -156,6 +156,12 @@ def test_names_go_on_as_names_and_numbers_as_numbers(labels, classes):
     assert set(finder.predict(TEST)) <= set(classes)
 
 
+@pytest.mark.parametrize("dtype", [">f8", ">f4", np.longdouble, np.float64])
+def test_numbers_may_be_of_any_byte_order_and_length(learnt, dtype):
+    assert fingerprint(short().fit(X.astype(dtype), Y).model_) == fingerprint(learnt.model_)
+    assert np.array_equal(learnt.predict_proba(TEST.astype(dtype)), learnt.predict_proba(TEST))
+
+
 def test_rounds_add_classes_and_keep_those_before():
     finder = short().fit(X, Y).discover(POOL).rename({"novel-1": "elk"})
     finder.discover(POOL, num_novel=1)
