@@ -909,6 +909,13 @@ def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, learnt):
     assert not (tmp_path / "kept").exists()
 
 
+def test_names_of_columns_that_cannot_be_written_leave_nothing_behind(tmp_path, learnt):
+    finder = copy.copy(learnt)
+    finder.feature_names_in_ = np.array([*"abcd", "\udcff"], object)
+    refused(r"'\udcff' is not valid text", finder.save, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory, found):
     directory = tmp_path_factory.mktemp("estimator") / "kept"
@@ -1190,6 +1197,12 @@ BAD_LABELS = {
     "truths that are objects": (
         np.array([True, False] * 20, object),
         "y should hold strings alone",
+    ),
+    "no name": (np.where(CODES, "cat", ""), "y holds the blank label ''; give that class a name"),
+    "a blank name": (np.where(CODES, "cat", " "), "y holds the blank label ' '"),
+    "half a character": (
+        np.where(CODES, "cat", "\udcff"),
+        r"y holds the label '\udcff', which is not valid text; choose another",
     ),
     "things": ([object()] * 40, "y should hold strings alone"),
 }

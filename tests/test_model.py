@@ -524,6 +524,13 @@ def test_a_saved_model_refuses_another_backbone_than_its_own(tmp_path, module, f
     assert "\n" not in str(caught.value)
 
 
+def test_names_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    model = Model.create(SHAPE, ("cat", "d\udcffg"), seed=0)
+    with pytest.raises(InputError, match=r"^'\\udcff' is not valid text"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_backbone_that_cannot_read_the_inputs_makes_no_model():
     with pytest.raises(InputError, match=re.escape("cannot read inputs of shape (5,)")):
         own_model(backbone=nn.Linear(4, 6))

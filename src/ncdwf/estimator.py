@@ -292,8 +292,9 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "base": asdict(base),
             "config": asdict(self.config_),
         }
+        data = storage.to_json_bytes(content)  # what cannot be written leaves no model behind
         self.model_.save(directory)
-        storage.write_json(Path(directory) / ESTIMATOR_FILE, content)
+        storage.write_bytes(Path(directory) / ESTIMATOR_FILE, data)
 
     @classmethod
     def load(
