@@ -83,7 +83,9 @@ def check_columns(estimator: BaseEstimator, X: Any) -> None:
     try:
         validate_data(estimator, X, reset=False, skip_check_array=True)
     except ValueError as error:
-        raise InputError(str(error)) from error
+        # Names of columns stand below each other there.
+        said = str(error).strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")
+        raise InputError("; ".join(said.splitlines())) from error
 
 
 def read_labels(y: Any) -> NDArray[Any]:
