@@ -270,6 +270,30 @@ def test_a_mixed_pool_with_too_few_novel_pictures_is_refused(
     assert discover(known_model, images[chosen], method, few).num_novel == 200
 
 
+@pytest.mark.parametrize(
+    ("num_kept", "said"),
+    [(1, "1 of 30 pictures looks novel"), (19, "19 of 30 pictures look novel")],
+)
+def test_classes_of_too_few_novel_pictures_in_a_mixed_pool_are_not_counted(
+    known_model: Model,
+    method: Method,
+    short: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    num_kept: int,
+    said: str,
+) -> None:
+    def sifting(model: Model, images: Tensor, *, seed: int) -> Sifted:
+        return Sifted(torch.arange(len(images)) < num_kept, 0.5)
+
+    monkeypatch.setattr("ncdwf.learning.survey.sift", sifting)
+    with pytest.raises(InputError) as caught:
+        discover(known_model, tiny_pictures(5, seed=5)[0], method, mixed(short, num_novel=0))
+    assert str(caught.value) == (
+        f"{said}; 20 or more are needed to count their classes; "
+        "say how many novel classes there are instead"
+    )
+
+
 def test_a_mixed_pool_without_novel_pictures_is_refused(
     known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
