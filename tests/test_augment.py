@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 from ncdwf.config import View
-from ncdwf.data.augment import Views, augment, augment_views, check_view, num_draws, view_draw
+from ncdwf.data.augment import (
+    Views,
+    augment,
+    augment_views,
+    check_view,
+    num_draws,
+    view_draw,
+    view_shape,
+)
 from ncdwf.errors import InputError
 from ncdwf.noise import Draw
 
@@ -708,6 +716,17 @@ def test_noise_is_as_wide_as_asked_for():
     noise = (augment(vectors, View(noise=0.2), normal) - vectors) / vectors.std(0)
     # The deviation of n numbers varies by σ / √(2n), about 1 % here.
     assert noise.std(0).tolist() == pytest.approx([0.2] * 3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("view", "shape"),
+    [(View(), (3, 8, 6)), (View(size=5), (3, 5, 5)), (View(padding=1), (3, 8, 6))],
+)
+def test_the_shape_of_a_view_is_told_beforehand(view, shape):
+    pictures = torch.zeros(2, 3, 8, 6, dtype=torch.uint8)
+    assert tuple(augment(pictures, view, torch.rand(2, num_draws(view))).shape[1:]) == shape
+    assert view_shape(view, (3, 8, 6)) == shape
+    assert view_shape(View(noise=0.5), (7,)) == (7,)
 
 
 def test_vectors_and_draws_are_left_as_they_were():

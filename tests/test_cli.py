@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tomllib
+import types
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from conftest import (
     tiny_recipe,
 )
 from PIL import Image
+from torch import nn
 
 import ncdwf.cli.own
 import ncdwf.cli.phases
@@ -1206,6 +1208,27 @@ def test_pictures_that_cannot_be_read_are_listed_and_passed_over(call: Call, own
     assert [line.split()[1] for line in found.err.splitlines()] == [
         str(own / f"pool/{number:02d}.png") for number in (2, 3, 4)
     ]
+
+
+def test_networks_of_one_size_discover_without_small_views(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm = types.ModuleType("timm")
+    layers = nn.Flatten(), nn.Linear(256, 8)
+    monkeypatch.setattr(timm, "is_model", lambda name: True, raising=False)
+    monkeypatch.setattr(
+        timm, "create_model", lambda *_, **__: nn.Sequential(*layers), raising=False
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    words = ("learn", "--images", "birds", "--backbone", "timm:net", "--out", "first", SHORT[0])
+    assert call(*words).code == 0
+    words = ("discover", "first", "--images", "pool", "-n", "2", "--out", "new", *OWN_ROUND)
+    answer = call(*words, "--set=discovery.num_small=1")
+    assert answer.code == 2
+    assert "cannot read small views of shape (1, 9, 9); set discovery.num_small=0" in answer.err
+    answer = call(*words)
+    assert (answer.code, answer.err) == (0, "")
+    assert Run.open(Path("new")).config.discovery.num_small == 0
 
 
 def test_what_is_left_open_about_a_pool_is_found_out_and_said(call: Call, own: Path) -> None:

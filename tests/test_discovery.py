@@ -36,6 +36,7 @@ from ncdwf.learning.discovery import (
 )
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
 from ncdwf.learning.sifting import Sifted, sift
+from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.model.movement import Movement
@@ -269,6 +270,30 @@ def test_a_mixed_pool_with_too_few_novel_pictures_is_refused(
     assert discover(known_model, images[chosen], method, few).num_novel == 200
 
 
+@pytest.mark.parametrize(
+    ("num_kept", "said"),
+    [(1, "1 of 30 pictures looks novel"), (19, "19 of 30 pictures look novel")],
+)
+def test_classes_of_too_few_novel_pictures_in_a_mixed_pool_are_not_counted(
+    known_model: Model,
+    method: Method,
+    short: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    num_kept: int,
+    said: str,
+) -> None:
+    def sifting(model: Model, images: Tensor, *, seed: int) -> Sifted:
+        return Sifted(torch.arange(len(images)) < num_kept, 0.5)
+
+    monkeypatch.setattr("ncdwf.learning.survey.sift", sifting)
+    with pytest.raises(InputError) as caught:
+        discover(known_model, tiny_pictures(5, seed=5)[0], method, mixed(short, num_novel=0))
+    assert str(caught.value) == (
+        f"{said}; 20 or more are needed to count their classes; "
+        "say how many novel classes there are instead"
+    )
+
+
 def test_a_mixed_pool_without_novel_pictures_is_refused(
     known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,12 +480,14 @@ def test_views_reach_the_method_augmented_and_in_number(
     assert not torch.equal(seen[0][0], seen[0][1])
     assert seen_small == [None] * 4
 
-    # This method reads the large views alone, so the small ones may be of any size.
+    convolution = nn.Conv2d(1, 4, 3, padding=1)
+    of_any_size = nn.Sequential(convolution, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    any_model = learn_known(split.known_images, split.known_labels, short, backbone=of_any_size)
     seen.clear()
     seen_small.clear()
     part = View(size=5, resized=1.0)
     config = replace(short, discovery=replace(short.discovery, small=part, num_small=2))
-    discover(known_model, split.pool_images, Watcher(), config)
+    discover(any_model, split.pool_images, Watcher(), config)
     assert [tuple(views.shape) for views in seen] == [(2, 32, 1, 16, 16)] * 4
     small = [views for views in seen_small if views is not None]
     assert [tuple(views.shape) for views in small] == [(2, 32, 1, 5, 5)] * 4
@@ -470,6 +497,27 @@ def test_views_reach_the_method_augmented_and_in_number(
     plain = replace(short, discovery=replace(short.discovery, large=View()))
     discover(known_model, split.pool_images, Watcher(), plain)
     assert torch.equal(seen[0][0], seen[0][1])
+
+
+def test_small_views_that_the_network_cannot_read_are_refused_before_anything_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+    known_model: Model,
+    found_model: Model,
+    split: Split,
+    method: Method,
+    short: Config,
+) -> None:
+    monkeypatch.setattr("ncdwf.learning.discovery.promote", None)
+    monkeypatch.setattr("ncdwf.learning.discovery.survey", None)
+    small = replace(short.discovery, small=View(size=5, resized=1.0), num_small=2)
+    said = (
+        r"^this backbone cannot read small views of shape \(1, 5, 5\); set discovery.num_small=0$"
+    )
+    for model in (known_model, found_model):
+        before = fingerprint(model)
+        with pytest.raises(InputError, match=said):
+            discover(model, split.pool_images, method, replace(short, discovery=small))
+        assert fingerprint(model) == before
 
 
 def test_resuming_changes_nothing(

@@ -90,7 +90,8 @@ def test_what_are_no_pictures_is_refused_by_name(images, message):
 
 REAL_TYPES = [
     *(np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64),
-    *(np.float16, np.float32, np.float64),
+    *(np.float16, np.float32, np.float64, np.longdouble),
+    *(">u2", ">i4", ">f4", ">f8", "<f8"),
 ]
 
 
@@ -147,6 +148,7 @@ def test_the_largest_single_float_is_not_too_large():
         (torch.tensor([[-torch.inf, 1]]), "pool hold NaN, infinite or too large values"),
         ([[1.0, 2 * LARGEST]], "pool hold NaN, infinite or too large values"),
         (torch.tensor([[-2 * LARGEST]], dtype=torch.float64), "infinite or too large values"),
+        (np.array([["1e4000"]], np.longdouble), "pool hold NaN, infinite or too large values"),
         ([[2**70, 1]], "pool are not an array of numbers"),
         ([[1j, 2j]], "pool are torch.complex128; real numbers are accepted"),
         ([[True, False]], "pool are torch.bool; real numbers are accepted"),

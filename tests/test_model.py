@@ -12,7 +12,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from conftest import unchanged_global_state
+from conftest import fingerprint, unchanged_global_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -524,6 +524,13 @@ def test_a_saved_model_refuses_another_backbone_than_its_own(tmp_path, module, f
     assert "\n" not in str(caught.value)
 
 
+def test_names_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    model = Model.create(SHAPE, ("cat", "d\udcffg"), seed=0)
+    with pytest.raises(InputError, match=r"^'\\udcff' is not valid text"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_backbone_that_cannot_read_the_inputs_makes_no_model():
     with pytest.raises(InputError, match=re.escape("cannot read inputs of shape (5,)")):
         own_model(backbone=nn.Linear(4, 6))
@@ -540,6 +547,24 @@ def timm(monkeypatch):
     fake.is_model = lambda name: name == "net"
     fake.create_model = create_model
     monkeypatch.setitem(sys.modules, "timm", fake)
+
+
+@pytest.mark.parametrize(
+    ("network", "reads"),
+    [
+        (nn.Conv2d(1, 3, 3, padding=1), True),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), False),
+        (nn.Flatten(), False),  # it returns another number of features
+    ],
+)
+def test_a_model_tells_which_shapes_its_network_reads(network, reads):
+    architecture = dataclasses.replace(SHAPE, backbone="custom")
+    model = Model.create(architecture, ("cat", "dog"), seed=0, backbone=network).train()
+    before = fingerprint(model)
+    assert model.reads((1, 4, 4))
+    assert model.reads((1, 2, 2)) == reads
+    assert model.training
+    assert fingerprint(model) == before
 
 
 @pytest.mark.usefixtures("timm")

@@ -3,10 +3,11 @@
 import json
 import logging
 import numbers
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.base import ClassNamePrefixFeaturesOutMixin as FeatureNamesMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -35,7 +37,7 @@ from ncdwf.data.xy import (
     with_novel,
 )
 from ncdwf.errors import InputError, first_line, shown
-from ncdwf.learning.discovery import check_method, discover, make_method
+from ncdwf.learning.discovery import check_method, discover, make_method, reads_small_views
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
@@ -48,6 +50,8 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
 LARGEST_IMAGE_SIZE = 4096
+Device = Literal["auto", "cpu", "cuda"]
+DEVICES = get_args(Device)
 OWN_PARAMETERS = {
     "seed": "random_state=…",
     "device": "device=…",
@@ -101,7 +105,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         backbone: str | nn.Module = "auto",
         image_size: int | Literal["auto"] = "auto",
         settings: Mapping[str, Any] | None = None,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: Device = "auto",
         random_state: Any = 0,
     ) -> None:
         self.num_novel = num_novel
@@ -141,7 +145,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             backbone=module,
         )
         remember_columns(self, X if inputs.ndim == 2 else None)
-        self._base, self.config_ = base, config
+        self._base, self._drawn_from, self.config_ = base, self.random_state, config
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
         self.num_known_ = len(classes)
         self.num_novel_: list[int] = []
@@ -172,6 +176,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         base, has_gpu = self._for_method(), self._has_gpu()
         number = 0 if wanted == "auto" else int(wanted)
         config = fit_discovery(base, len(inputs), number, has_gpu=has_gpu)
+        if not reads_small_views(self.model_, self._overridden(config).discovery):
+            config = override(config, "discovery.num_small=0")  # settings may still differ
         config = self._overridden(override(config, f"discovery.pool={pool}"))
         log.info("discovery phase: %s", config.discovery)
         found: list[Survey] = []
@@ -203,9 +209,18 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         found = [self.model_.probabilities(self.model_.outputs(part)).cpu() for part in parts]
         return torch.cat(found).numpy()
 
-    def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return how novel every row is; 0 and above is called novel."""
+    def _has_discovered(self) -> bool:
+        """Tell whether rows can be novel; the error says what is missing for that."""
         check_is_fitted(self)
+        if not self.num_novel_:
+            raise AttributeError("nothing is novel before a discovery; call discover first")
+        return True
+
+    # Before a discovery no row is more novel than another, and scikit-learn, which takes this for
+    # the score of the second class, goes on to `predict_proba` where there is no such method.
+    @available_if(_has_discovered)  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return how novel every row is; 0 and above is called novel. It needs a discovery."""
         novelty = self.model_.predict(self._inputs(X)).novelty
         tau = torch.tensor(self.model_.tau, dtype=torch.float64)
         logits = [torch.logit(value.clamp(1e-300, 1 - 2**-53)) for value in (novelty, tau)]
@@ -264,7 +279,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         """Write the model and what belongs to it into `directory`, without any pickle."""
         check_is_fitted(self)
         self._check_parameters()
-        own = {"backbone": self._backbone_name() or "auto", "random_state": self._base.seed}
+        base = self._present_base()
+        own = {"backbone": self._backbone_name() or "auto", "random_state": base.seed}
         parameters = {**self.get_params(), **own}
         content = {
             "parameters": {name: _plain(name, value) for name, value in parameters.items()},
@@ -273,17 +289,30 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "num_known": self.num_known_,
             "num_novel": self.num_novel_,
             "feature_names": list(getattr(self, "feature_names_in_", ())) or None,
-            "base": asdict(self._base),
+            "base": asdict(base),
             "config": asdict(self.config_),
         }
+        data = storage.to_json_bytes(content)  # what cannot be written leaves no model behind
         self.model_.save(directory)
-        storage.write_json(Path(directory) / ESTIMATOR_FILE, content)
+        storage.write_bytes(Path(directory) / ESTIMATOR_FILE, data)
 
     @classmethod
     def load(
-        cls, directory: Path | str, *, backbone: nn.Module | None = None
+        cls,
+        directory: Path | str,
+        *,
+        backbone: nn.Module | None = None,
+        device: Device | None = None,
     ) -> "NovelClassDiscoverer":
-        """Return what `save` wrote; a module that was passed as `backbone` is needed again."""
+        """Return what `save` wrote.
+
+        Args:
+            directory: where it was written.
+            backbone: a module that was passed as `backbone` is needed again.
+            device: another one than it was saved with.
+        """
+        is_device = device is None or _is_one(device, *DEVICES)
+        require(is_device, f"device={shown(device)} should be one of {DEVICES}, or None")
         path = Path(directory) / ESTIMATOR_FILE
         content = storage.read_json(path)
         model = Model.load(directory, backbone=backbone)
@@ -297,8 +326,10 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             raise InputError(f"{path} does not describe an estimator of ncdwf: {reason}") from error
         if backbone is not None and model.architecture.backbone == CUSTOM:
             estimator.backbone = backbone
+        estimator.device = device or _device_here(estimator.device, path)
         estimator.model_ = model.to(choose_device(estimator.device))
         estimator._base, estimator.config_ = saved.base, saved.config
+        estimator._drawn_from = estimator.random_state
         # `ncdwf name` gives names to the model alone.
         estimator.classes_, estimator.named_ = as_the_model_names_them(
             saved.classes, saved.named, model.class_names
@@ -324,7 +355,6 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
     def _check_parameters(self) -> None:
         """Refuse parameters before anything is read or learnt."""
         sizes = f"'auto' or a whole number from 1 to {LARGEST_IMAGE_SIZE}"
-        devices = ("auto", "cpu", "cuda")
         size = self.image_size
         is_size = _is_one(size, "auto") or _is_count(size, LARGEST_IMAGE_SIZE)
         accepted = {
@@ -332,7 +362,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "backbone": (isinstance(self.backbone, str | nn.Module), "'auto', a name or a module"),
             "image_size": (is_size, sizes),
             "settings": (isinstance(self.settings, Mapping | None), "a mapping, or None"),
-            "device": (_is_one(self.device, *devices), f"one of {devices}"),
+            "device": (_is_one(self.device, *DEVICES), f"one of {DEVICES}"),
         }
         _check_num_novel(self.num_novel)
         for name, (is_fine, what) in accepted.items():
@@ -354,7 +384,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
 
     def _for_method(self) -> Config:
         """Return the configuration that `fit` found; with another method, for that method."""
-        base = self._base
+        base = self._present_base()
         if self.method == base.method["name"]:
             return base
         other = own_data(
@@ -364,6 +394,16 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             has_gpu=self._has_gpu(),
         )
         return replace(base, method=other.method, discovery=other.discovery)
+
+    def _present_base(self) -> Config:
+        """Return the configuration that `fit` found, with the present `random_state` and `device`.
+
+        A source of random numbers gives one seed: what was saved goes on to the same bits.
+        """
+        if self.random_state is not self._drawn_from:
+            self._base = replace(self._base, seed=_seed(self.random_state))
+            self._drawn_from = self.random_state
+        return replace(self._base, device=self.device)
 
     def _backbone_name(self) -> str | None:
         """Return the name of the network; None where the data decides."""
@@ -393,7 +433,7 @@ class _Parameters:
     backbone: str
     image_size: int | Literal["auto"]
     settings: Mapping[str, Any] | None
-    device: Literal["auto", "cpu", "cuda"]
+    device: Device
     random_state: int
 
 
@@ -445,6 +485,17 @@ def _seed(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(source.randint(2**31))
+
+
+def _device_here(saved: Device, path: Path) -> Device:
+    """Return the device to go on with on this machine; a warning says if it is another one."""
+    if saved != "cuda" or torch.cuda.is_available():
+        return saved
+    warnings.warn(
+        f"{path} was saved with device='cuda', which this machine has not; device='auto' is taken",
+        stacklevel=3,
+    )
+    return "auto"
 
 
 def _check_num_novel(value: Any) -> None:

@@ -69,8 +69,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json_bytes(value: Any) -> bytes:
-    """Return `value` as indented JSON in UTF-8."""
-    return (json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    """Return `value` as indented JSON in UTF-8; what is no text in any encoding is refused."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        part = text[error.start : error.end]
+        raise InputError(f"{part!a} is not valid text; choose a name without it") from error
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -15,7 +15,7 @@ from ncdwf.config import Config, OwnData
 from ncdwf.console import Bar, print_choices, print_skipped
 from ncdwf.data.folder import Listing, decode, glance, labelled_folder, labelled_table, unlabelled
 from ncdwf.errors import InputError, counted
-from ncdwf.learning.discovery import check_method
+from ncdwf.learning.discovery import check_method, reads_small_views
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.survey import check_pool
 from ncdwf.model import Model
@@ -75,6 +75,8 @@ def own_round(
         recorded = Run.open(model).config
         config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
     config = fit_discovery(config, num_pictures, wanted, has_gpu=has_gpu)
+    if not reads_small_views(start, changes.override(config).discovery):
+        config = replace(config, discovery=replace(config.discovery, num_small=0))
     own = OwnData(shape=shape, pool=tuple(str(path.resolve()) for path in images), strict=strict)
     recorded, config = config, changes.override(replace(config, own=own))
     check_over(config, recorded)

@@ -56,6 +56,11 @@ def check_view(view: View, shape: tuple[int, ...], *, name: str) -> None:
         raise InputError(f"{name}.noise={view.noise} is for vectors; pictures need 0")
 
 
+def view_shape(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one view of an input of `shape`."""
+    return (shape[0], view.size, view.size) if len(shape) == 3 and view.size else shape
+
+
 def num_draws(view: View) -> int:
     """Return how many uniform numbers one view of one picture takes."""
     return sum(_needs(view).values())

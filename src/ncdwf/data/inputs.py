@@ -151,9 +151,19 @@ def digest(
 
 def _from_array(values: Any, name: str) -> Tensor:
     try:
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        array = np.asarray(values)
+        with np.errstate(over="ignore"):  # what became infinite is refused by name
+            array = np.require(array, _torch_type(array.dtype), ["C", "W"])
+        return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} are not an array of numbers") from error
+
+
+def _torch_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which torch can read numbers of `dtype`: of this machine's byte order."""
+    if np.issubdtype(dtype, np.longdouble):
+        return np.dtype(np.float64)
+    return dtype.newbyteorder("=")
 
 
 def _stack(images: Sequence[Any], name: str) -> Any:

@@ -83,7 +83,9 @@ def check_columns(estimator: BaseEstimator, X: Any) -> None:
     try:
         validate_data(estimator, X, reset=False, skip_check_array=True)
     except ValueError as error:
-        raise InputError(str(error)) from error
+        # Names of columns stand below each other there.
+        said = str(error).strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")
+        raise InputError("; ".join(said.splitlines())) from error
 
 
 def read_labels(y: Any) -> NDArray[Any]:
@@ -122,6 +124,7 @@ def known_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]
     if counts.min() < 2:
         scarce = classes.tolist()[counts.argmin()]
         raise InputError(f"class {scarce!r} has one row; two or more of each are needed")
+    _check_names(classes)
     return classes, codes
 
 
@@ -184,6 +187,14 @@ def positions(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
     """Return where in `values` each of `wanted` is."""
     order = np.argsort(values)
     return order[np.searchsorted(values, wanted, sorter=order)]
+
+
+def _check_names(classes: NDArray[Any]) -> None:
+    """Refuse what cannot be the name of a class in a file, or beside other names."""
+    for name in map(str, classes.tolist()):
+        require(name.strip() != "", f"y holds the blank label {name!r}; give that class a name")
+        is_text = name.encode(errors="replace").decode() == name
+        require(is_text, f"y holds the label {name!a}, which is not valid text; choose another")
 
 
 def _of_pictures(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -20,7 +20,9 @@ Labels = Int64[Tensor, " row"]
 Weights = Float64[Tensor, "cls term"]
 
 FEWEST_A_CLASS = 10
-"""No candidate leaves fewer pictures a class on average; two such classes are the least pool."""
+"""No candidate leaves fewer pictures a class on average."""
+LEAST_POOL = 2 * FEWEST_A_CLASS
+"""So many pictures can be of two classes."""
 MOST_CLASSES = 200
 STEP = 1.15
 """From one candidate to the next, where that is more than one class."""
@@ -56,11 +58,10 @@ class ClassCount:
 
 def check_countable(num_images: int) -> None:
     """Refuse a pool in which classes cannot be counted."""
-    least = 2 * FEWEST_A_CLASS
-    if num_images < least:
+    if num_images < LEAST_POOL:
         raise InputError(
             f"the classes of {counted(num_images, 'picture')} cannot be counted: "
-            f"{least} or more are needed"
+            f"{LEAST_POOL} or more are needed"
         )
 
 

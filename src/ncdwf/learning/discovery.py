@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ncdwf.config import Config, Engine, from_dict
-from ncdwf.data.augment import Views, augment_views, check_view, view_draw
+from ncdwf.config import Config, Discovery, Engine, from_dict
+from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view_shape
 from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import (
@@ -163,6 +163,24 @@ def remember(
     model.novel_statistics = soft_statistics(features, memberships, model.architecture.spread)
 
 
+def reads_small_views(model: Model, settings: Discovery) -> bool:
+    """Tell whether the network reads the small views, if there are any: some have one size only."""
+    shape = view_shape(settings.small, model.architecture.input_shape)
+    return settings.num_small == 0 or model.reads(shape)
+
+
+def _check_views(model: Model, settings: Discovery) -> None:
+    """Refuse views that the pool cannot give, or the network cannot read."""
+    shape = model.architecture.input_shape
+    check_view(settings.large, shape, name="discovery.large")
+    check_view(settings.small, shape, name="discovery.small")
+    if not reads_small_views(model, settings):
+        small = view_shape(settings.small, shape)
+        raise InputError(
+            f"this backbone cannot read small views of shape {small}; set discovery.num_small=0"
+        )
+
+
 def discover(
     model: Model,
     images: Any,
@@ -193,6 +211,7 @@ def discover(
     images = model.check(images)
     settings, device = config.discovery, choose_device(config.device)
     check_pool(len(images), settings.num_novel)
+    _check_views(model, settings)
     model = copy.deepcopy(model).to(device)
     if model.novel_head is not None:
         model = promote(model, seed=config.seed, engine=config.engine, progress=progress)
@@ -207,10 +226,6 @@ def discover(
     model, state = method.prepare(model, num_novel, seed=config.seed)
     state = state.to(device)
 
-    for name in ("large", "small"):
-        check_view(
-            getattr(settings, name), model.architecture.input_shape, name=f"discovery.{name}"
-        )
     counts = {"large": settings.num_large, "small": settings.num_small}
     sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
 

@@ -9,7 +9,7 @@ import torch
 from ncdwf.config import Config
 from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError, counted
-from ncdwf.learning.counting import ClassCount, check_countable, count_novel
+from ncdwf.learning.counting import LEAST_POOL, ClassCount, check_countable, count_novel
 from ncdwf.learning.sifting import Sifted, sift
 from ncdwf.model import Model
 
@@ -61,14 +61,25 @@ def survey(model: Model, images: Inputs, config: Config) -> Survey:
     settings, sifted, count = config.discovery, None, None
     if settings.pool == "mixed":
         sifted = sift(model, images, seed=config.seed)
-        if not sifted.is_kept.any():
-            raise InputError(f"none of the pool's {len(images)} pictures looks novel")
         images = images[sifted.is_kept]
+        _check_kept(len(images), len(sifted.is_kept), settings.num_novel)
     if settings.num_novel == 0:
         count = count_novel(model, images, seed=config.seed)
-    elif len(images) < settings.num_novel:
+    return Survey(sifted=sifted, count=count)
+
+
+def _check_kept(num_kept: int, num_images: int, num_novel: int) -> None:
+    """Refuse what sifting left of a pool if `num_novel` classes cannot be found, or counted."""
+    if num_kept == 0:
+        raise InputError(f"none of the pool's {num_images} pictures looks novel")
+    if num_novel == 0 and num_kept < LEAST_POOL:
+        verb = "looks" if num_kept == 1 else "look"
         raise InputError(
-            f"{len(images)} pictures of the pool look novel; {settings.num_novel} novel classes "
+            f"{num_kept} of {num_images} pictures {verb} novel; {LEAST_POOL} or more are needed to "
+            "count their classes; say how many novel classes there are instead"
+        )
+    if num_kept < num_novel:
+        raise InputError(
+            f"{num_kept} pictures of the pool look novel; {num_novel} novel classes "
             "cannot be found among them"
         )
-    return Survey(sifted=sifted, count=count)

@@ -14,6 +14,8 @@ from ncdwf.errors import InputError
 Pictures = UInt8[Tensor, "image channel height width"] | Float[Tensor, "image channel height width"]
 Vectors = Float[Tensor, "image number"]
 Features = Float[Tensor, "image feature"]
+UNREADABLE = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+"""What somebody else's network raises at inputs that it was not made for."""
 
 
 @runtime_checkable
@@ -219,14 +221,7 @@ class Foreign(nn.Module):
             with torch.no_grad():
                 blank = torch.zeros(2, *shape, device=weight.device)
                 features = self._features(self.module.eval()(blank))
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            AssertionError,
-        ) as error:
+        except UNREADABLE as error:
             reason = (str(error).splitlines() or [""])[0]
             raise InputError(
                 f"this backbone cannot read inputs of shape {shape}: {reason}"

@@ -18,7 +18,16 @@ from ncdwf import storage
 from ncdwf.config import from_dict, require
 from ncdwf.data.inputs import Inputs, as_inputs
 from ncdwf.errors import InputError
-from ncdwf.model.backbone import CUSTOM, TIMM, Backbone, Features, Foreign, Normalise, make_backbone
+from ncdwf.model.backbone import (
+    CUSTOM,
+    TIMM,
+    UNREADABLE,
+    Backbone,
+    Features,
+    Foreign,
+    Normalise,
+    make_backbone,
+)
 from ncdwf.model.heads import CosineHead, MultiHead
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.initialise import build
@@ -369,6 +378,16 @@ class Model(nn.Module):
             )
         return checked
 
+    def reads(self, shape: tuple[int, ...]) -> bool:
+        """Tell whether pictures of another shape get features as those of the learnt one do."""
+        if shape == self.architecture.input_shape:
+            return True
+        try:
+            features = self.features(torch.zeros(2, *shape, dtype=torch.uint8))
+        except UNREADABLE:
+            return False
+        return tuple(features.shape) == (2, self.backbone.num_features)
+
     def _batches(self, images: Inputs) -> Iterator[Features]:
         for batch in torch.split(images, EVALUATION_BATCH):
             with torch.no_grad(), _evaluation_mode(self):
@@ -393,14 +412,15 @@ class Model(nn.Module):
         The description is written last and names the sha256 of the weights: without it there is
         no model, so a crash leaves nothing that could be mistaken for one.
         """
+        weights = storage.to_tensor_bytes(self.state_dict())
+        description = self._description(storage.sha256(weights))  # names may be refused
         directory = storage.make_directory(Path(directory))
         if (directory / DESCRIPTION_FILE).exists():
             raise InputError(f"{directory} holds a model already; choose another directory")
-        weights = storage.to_tensor_bytes(self.state_dict())
         storage.write_bytes(directory / WEIGHTS_FILE, weights)
-        self._describe(directory, storage.sha256(weights))
+        storage.write_bytes(directory / DESCRIPTION_FILE, description)
 
-    def _describe(self, directory: Path, weights_sha256: str) -> None:
+    def _description(self, weights_sha256: str) -> bytes:
         description = {
             "format": FORMAT,
             "architecture": dataclasses.asdict(self.architecture),
@@ -409,13 +429,13 @@ class Model(nn.Module):
             "weights_sha256": weights_sha256,
         }
         description["sha256"] = _checksum(description)
-        storage.write_json(directory / DESCRIPTION_FILE, description)
+        return storage.to_json_bytes(description)
 
     def save_names(self, directory: Path | str) -> None:
         """Write other names of the classes into the directory that this model was loaded from."""
         path = Path(directory) / DESCRIPTION_FILE
         description = _checked_description(storage.read_json(path), path)
-        self._describe(Path(directory), str(description["weights_sha256"]))
+        storage.write_bytes(path, self._description(str(description["weights_sha256"])))
 
     @classmethod
     def load(cls, directory: Path | str, *, backbone: nn.Module | None = None) -> "Model":
