@@ -508,7 +508,10 @@ def test_a_joint_softmax_has_one_temperature(
         for softmax in ("joint", "separate")
         for known in (known_model, cold)
     }
-    assert torch.equal(terms["joint", True]["cluster"], terms["joint", False]["cluster"])
+    # Latents are inverted at that of the known head, and the heads' norms see them, too.
+    assert torch.allclose(
+        terms["joint", True]["cluster"], terms["joint", False]["cluster"], rtol=1e-3
+    )
     # A softmax of its own keeps the temperature that the known head learnt with.
     assert not torch.equal(terms["separate", True]["replay"], terms["separate", False]["replay"])
 
