@@ -789,6 +789,19 @@ def test_names_that_cannot_be_given_are_refused(by_kind, kind, names, message):
     assert state(finder) == before
 
 
+@pytest.mark.parametrize("kind", ["integers", "floats"])
+def test_a_number_that_nobody_chose_gives_way_to_a_name(tmp_path, by_kind, kind):
+    finder = copy.deepcopy(by_kind[kind])
+    assert finder.classes_.tolist() == [0, 1, 2, 3]
+    finder.rename({2: 3})
+    assert finder.classes_.tolist() == [0, 1, 3, 4]
+    assert finder.named_.tolist() == [True, True, True, False]
+    finder.save(tmp_path)
+    assert NovelClassDiscoverer.load(tmp_path).classes_.tolist() == [0, 1, 3, 4]
+    refused("two classes would be called 3", finder.rename, {4: 3})  # 3 is a name now
+    assert finder.rename({4: 2}).classes_.tolist() == [0, 1, 3, 2]
+
+
 @pytest.mark.parametrize("labels", [Y, CODES, CODES.astype(float)], ids=["str", "int", "float"])
 def test_a_saved_estimator_answers_as_before(tmp_path, labels):
     finder = short(random_state=np.random.RandomState(0)).fit(X, labels).discover(POOL)

@@ -262,13 +262,17 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             raise InputError(f"sample_weight does not fit the rows: {error}") from error
 
     def rename(self, names: Mapping[Any, Any]) -> "NovelClassDiscoverer":
-        """Give classes other names: `{"novel-1": "kakapo"}`."""
+        """Give classes other names: `{"novel-1": "kakapo"}`.
+
+        Where classes are numbers, one that a discovered class has only provisionally may be given
+        to another: that class then goes on after the largest.
+        """
         check_is_fitted(self)
         present = dict(zip(self.classes_.tolist(), self.model_.class_names, strict=True))
         for old in names:
             if old not in present:
                 raise InputError(f"there is no class {old!r}; there are {list(present)}")
-        renamed = renamed_classes(self.classes_, names)
+        renamed = renamed_classes(self.classes_, self.named_, names)
         pairs = zip(present, renamed.tolist(), strict=True)
         self.model_.rename({present[old]: str(new) for old, new in pairs if old in names})
         self.named_ = self.named_ | np.isin(self.classes_, list(names))

@@ -139,8 +139,13 @@ def with_novel(classes: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
     return np.concatenate([classes, as_before if fits else numbers_on])
 
 
-def renamed_classes(classes: NDArray[Any], names: Mapping[Any, Any]) -> NDArray[Any]:
-    """Return the classes with other names; numbers stay numbers."""
+def renamed_classes(
+    classes: NDArray[Any], named: NDArray[np.bool_], names: Mapping[Any, Any]
+) -> NDArray[Any]:
+    """Return the classes with other names; numbers stay numbers.
+
+    A number that nobody has `named` a class by gives way to a name: it goes on after the largest.
+    """
     kinds: dict[str, tuple[type, str]] = {
         "U": (str, "strings"),
         "f": (numbers.Real, "numbers"),
@@ -150,6 +155,10 @@ def renamed_classes(classes: NDArray[Any], names: Mapping[Any, Any]) -> NDArray[
         is_fine = isinstance(new, kind) and not isinstance(new, bool)
         require(is_fine, f"{shown(new)} cannot be a class where classes are {what}")
     renamed = as_names([names.get(name, name) for name in classes.tolist()], "classes")
+    if renamed.dtype.kind != "U":
+        gives_way = ~named & ~np.isin(classes, list(names)) & np.isin(classes, list(names.values()))
+        first = int(np.floor(renamed.max())) + 1
+        renamed[gives_way] = np.arange(first, first + gives_way.sum())
     for name, count in Counter(renamed.tolist()).items():
         require(count == 1, f"two classes would be called {name!r}")
     return renamed
