@@ -86,7 +86,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         num_known_: how many classes had labels.
         num_novel_: how many were discovered, in each round.
         survey_: what the last `discover` found out about its pool: `survey_.count` has the number
-            of classes with its interval and curve, `survey_.sifted` which rows were kept.
+            of classes with its interval and curve, `survey_.sifted` which rows were kept. It
+            is about single rows, so `save` leaves it out.
         model_: what was learnt.
         config_: the configuration that followed from the data.
 
