@@ -1,5 +1,6 @@
 """Tables hold the figures of the lines, and the paper's beside them."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from ncdwf.results import tables
 from ncdwf.results.benchmark import Line
 from ncdwf.results.experiment import config_record
-from ncdwf.results.grids import GRIDS, RUNS, Cell
+from ncdwf.results.grids import CIFAR_SETTINGS, GRIDS, RUNS, Cell
 from ncdwf.results.tables import blocks, fill, markdown, routed, spread
 
 
@@ -57,10 +58,20 @@ OBSERVED = {
 }
 
 
-def row(table: str, first: str, *, after: int = 0) -> list[str]:
-    rows = [[cell.strip() for cell in text.split("|")[1:-1]] for text in table.splitlines()]
-    found = next(i for i, cells in enumerate(rows) if cells[0] == first)
-    return rows[found + after]
+def cells_of(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in text.split("|")[1:-1]] for text in table.splitlines()]
+
+
+def row(table: str, first: str) -> list[str]:
+    return next(cells for cells in cells_of(table) if cells[0] == first)
+
+
+def beside(table: str, setting: str, title: str) -> list[str]:
+    """Return what stands beside a title below the name of a setting, which is written once."""
+    rows = cells_of(table)
+    begin = next(i for i, cells in enumerate(rows) if cells[0] == setting)
+    block = itertools.takewhile(lambda cells: cells[0] in ("", setting), rows[begin:])
+    return next(cells[2:] for cells in block if cells[1] == title)
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +90,17 @@ def found(lines: list[Line]) -> dict[str, str]:
 
 def test_the_main_table_holds_means_and_the_papers_rows(found: dict[str, str]) -> None:
     table = found["main-aware"]
-    assert row(table, "`ncdwf`")[1:4] == ["81.00 ± 1.00", "60.00 ± 0.00", "70.50 ± 0.50"]
-    assert row(table, "`uno`")[1:4] == ["80.00", "60.00", "70.00"]
-    assert row(table, "paper: NCDwF")[4:7] == ["65.03", "77.03", "71.03"]
-    assert row(table, "paper: UNO")[12] == "28.33"
-    assert row(table, "k-means on raw pixels")[2] == "10.00 ± 0.00"
-    assert row(table, "after the supervised phase")[1] == "99.00 ± 0.00"
+    ours = ["81.00 ± 1.00", "60.00 ± 0.00", "70.50 ± 0.50"]
+    assert beside(table, "cifar10-5-5", "`ncdwf`") == [*ours, "92.72", "90.32", "91.52"]
+    assert beside(table, "cifar100-80-20", "`ncdwf`") == [*ours, "65.03", "77.03", "71.03"]
+    uno = ["80.00", "60.00", "70.00", "7.95", "48.70", "28.33"]
+    assert beside(table, "cifar100-20-80", "`uno`") == uno
+    gauss = ["80.00", "60.00", "70.00", "", "", ""]
+    assert beside(table, "cifar100-20-80", "`ncdwf-gauss`") == gauss
+    assert beside(table, "cifar100-50-50", "RS") == ["", "", "", "18.14", "32.56", "25.35"]
+    assert beside(table, "cifar10-5-5", "k-means on raw pixels")[1] == "10.00 ± 0.00"
+    assert beside(table, "cifar10-5-5", "k-means on features")[1] == "20.00 ± 0.00"
+    assert beside(table, "cifar10-5-5", "after the supervised phase")[0] == "99.00 ± 0.00"
 
 
 def test_routed_figures_are_those_of_the_named_threshold(
@@ -96,32 +112,38 @@ def test_routed_figures_are_those_of_the_named_threshold(
     # A model without an identifier has one rule, whatever is asked for.
     rule = {"rule": "softmax", "tau": 0.5}
     assert routed({**run, "agnostic": [rule], "default_rule": 0}, "agnostic", 0.99) == rule
-    assert row(found["main-agnostic"], "`ncdwf`")[1] == "71.00 ± 1.00"
-    assert row(found["main-agnostic-0.99"], "`ncdwf`")[1] == "61.00 ± 1.00"
-    assert row(found["main-agnostic"], "paper: NCDwF")[1:4] == ["79.68", "73.66", "76.67"]
+    own = beside(found["main-agnostic"], "cifar10-5-5", "`ncdwf`")
+    assert own[0] == "71.00 ± 1.00"
+    assert own[3:] == ["79.68", "73.66", "76.67"]
+    papers = beside(found["main-agnostic-0.99"], "cifar10-5-5", "`ncdwf`")
+    assert papers[0] == "61.00 ± 1.00"
+    assert papers[3:] == own[3:]
     assert "paper" not in found["main-strict"]
+    assert len(beside(found["main-strict"], "cifar10-5-5", "`ncdwf`")) == 3
 
 
-def test_the_threshold_table_has_a_row_of_ours_and_one_of_the_papers(
-    found: dict[str, str],
-) -> None:
+def test_the_threshold_table_has_our_figures_beside_the_papers(found: dict[str, str]) -> None:
     table = found["tau"]
-    assert row(table, "0.8")[1] == "51.00 ± 1.00"
-    assert row(table, "0.95")[1] == "36.00 ± 1.00"
-    assert row(table, "0.8", after=1)[:4] == ["paper", "64.94", "80.66", "72.80"]
-    assert row(table, "calibrated")[1] == "71.00 ± 1.00"
+    first = beside(table, "cifar10-5-5", "0.8")
+    assert first[0] == "51.00 ± 1.00"
+    assert first[3:] == ["64.94", "80.66", "72.80"]
+    assert beside(table, "cifar100-20-80", "0.95")[0] == "36.00 ± 1.00"
+    assert beside(table, "cifar100-20-80", "0.95")[5] == "48.04"
+    assert beside(table, "cifar10-5-5", "calibrated")[0] == "71.00 ± 1.00"
+    assert beside(table, "cifar10-5-5", "calibrated")[3:] == ["", "", ""]
 
 
 def test_ablation_and_alpha_stand_beside_the_paper(found: dict[str, str]) -> None:
     table = found["ablation"]
-    assert row(table, "pseudo-latent replay only", after=1)[1] == "92.12"
-    assert row(table, "mutual information only", after=1)[4] == "6.75"
-    assert row(table, "ncdwf", after=1)[3] == "91.52"
-    assert row(table, "both, without distillation")[1] == "80.00"
+    assert beside(table, "cifar10-5-5", "pseudo-latent replay only")[3] == "92.12"
+    assert beside(table, "cifar100-20-80", "mutual information only")[3] == "6.75"
+    assert beside(table, "cifar10-5-5", "ncdwf")[5] == "91.52"
+    without = beside(table, "cifar10-5-5", "both, without distillation")
+    assert without == ["80.00", "60.00", "70.00", "", "", ""]
     alpha = found["alpha"]
-    assert row(alpha, "Beta(100, 1)") == ["Beta(100, 1)", *["–"] * 12]  # not run yet
-    assert row(alpha, "Beta(100, 1)", after=1)[5] == "12.76"
-    assert row(alpha, "ncdwf")[1] == "80.00"
+    one = beside(alpha, "cifar100-80-20", "Beta(100, 1)")
+    assert one == ["–", "–", "–", "64.80", "12.76", "38.78"]  # not run yet
+    assert beside(alpha, "cifar100-80-20", "ncdwf")[0] == "80.00"
 
 
 def test_the_overview_is_about_all(found: dict[str, str]) -> None:
@@ -191,7 +213,9 @@ def test_a_grid_of_one_setting_does_not_name_it(found: dict[str, str]) -> None:
 def test_runs_of_another_configuration_are_left_out(lines: list[Line]) -> None:
     foreign = [{**entry, "config": {**entry["config"], "backbone": "small"}} for entry in lines]
     foreign = [entry for entry in foreign if entry["setting"].startswith("cifar")]
-    assert row(blocks(foreign, {})["main-aware"], "`ncdwf`")[1:] == ["–"] * 12
+    table = blocks(foreign, {})["main-aware"]
+    for setting in CIFAR_SETTINGS:
+        assert beside(table, setting, "`ncdwf`")[:3] == ["–", "–", "–"]
 
 
 def test_every_table_that_can_be_asked_for_is_there() -> None:

@@ -1,9 +1,8 @@
 """Tables in Markdown, made of finished runs; the paper's numbers stand beside ours."""
 
-import itertools
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ncdwf.results import paper
 from ncdwf.results.benchmark import Line, find
@@ -49,7 +48,7 @@ def variants_table(grid: Grid, lines: list[Line]) -> str:
             if runs:
                 figures = [spread([get(run) for run in runs]) for get in columns.values()]
                 rows.append([*([] if is_one else [setting]), variant.title, *figures])
-    return markdown(rows)
+    return markdown(rows, num_names=1 if is_one else 2)
 
 
 def number_table(observed: Mapping[str, Any]) -> str:
@@ -109,17 +108,14 @@ def summary_table(grid: Grid, lines: list[Line]) -> str:
     """Return what a newcomer wants to know of the first variant of a grid."""
     runs = runs_of(grid, grid.settings[0], grid.variants[0], lines)
 
-    def means(get: Callable[[Line, str], float]) -> list[str]:
-        return [spread([get(run, part) for run in runs]) for part in PARTS]
-
     rows = [["", *PARTS]]
     after = spread([run["after_supervised"]["known"] for run in runs])
     rows.append(["after the supervised phase", after, "", ""])
-    rows.append(["task-aware", *means(lambda run, part: run["aware"][part])])
+    rows.append(["task-aware", *_means([run["aware"] for run in runs])])
     titles: dict[Protocol, str] = {"agnostic": "task-agnostic", "strict": "strict"}
     for protocol, title in titles.items():
-        figures = [[routed(run, protocol, "own")[part] for run in runs] for part in PARTS]
-        rows.append([f"{title}, calibrated τ", *map(spread, figures)])
+        figures = _means([routed(run, protocol, "own") for run in runs])
+        rows.append([f"{title}, calibrated τ", *figures])
     for name, title in (("pixels", "raw pixels"), ("features", "supervised features")):
         rows.append([f"k-means on {title}", "", spread([r["kmeans"][name] for r in runs]), ""])
     return markdown(rows)
@@ -146,82 +142,90 @@ def overview_table(lines: list[Line]) -> str:
 
 
 def main_table(lines: list[Line], kind: Literal["aware", "agnostic", "strict"], tau: Tau) -> str:
-    """Return known, novel and all of every method on every setting, the paper's rows first."""
-    rows = [_header("", CIFAR_SETTINGS)]
-    published = {"aware": paper.TASK_AWARE, "agnostic": paper.GENERALIZED}.get(kind)
-    if published is not None:
-        for method in published[CIFAR_SETTINGS[0]]:
-            figures = [published[setting][method] for setting in CIFAR_SETTINGS]
-            rows.append([f"paper: {TITLES[method]}", *_printed(figures)])
-
-    def value(run: Line, part: str) -> float:
-        return float(run["aware"][part] if kind == "aware" else routed(run, kind, tau)[part])
-
-    grid = GRIDS["main"]
-    for variant in grid.variants:
-        by_setting = [runs_of(grid, setting, variant, lines) for setting in CIFAR_SETTINGS]
-        row = [spread([value(run, part) for run in runs]) for runs in by_setting for part in PARTS]
-        rows.append([f"`{variant.title}`", *row])
-    return markdown(rows + _baseline_rows(lines) if kind == "aware" else rows)
-
-
-def _baseline_rows(lines: list[Line]) -> list[list[str]]:
-    """Return the rows without learning, and the accuracy before discovery."""
-    grid = GRIDS["main"]
-    by_setting = [runs_of(grid, setting, MAIN, lines) for setting in CIFAR_SETTINGS]
-    rows = []
-    for name, title in (("pixels", "k-means on raw pixels"), ("features", "k-means on features")):
-        cells = [["", spread([r["kmeans"][name] for r in runs]), ""] for runs in by_setting]
-        rows.append([title, *itertools.chain(*cells)])
-    cells = [
-        [spread([r["after_supervised"]["known"] for r in runs]), "", ""] for runs in by_setting
-    ]
-    rows.append(["after the supervised phase", *itertools.chain(*cells)])
-    return rows
+    """Return known, novel and all of every method on every setting."""
+    published = {"aware": paper.TASK_AWARE, "agnostic": paper.GENERALIZED}.get(kind, {})
+    grid, rows = GRIDS["main"], []
+    for setting in CIFAR_SETTINGS:
+        theirs = dict(published.get(setting, {}))
+        for variant in grid.variants:
+            runs = runs_of(grid, setting, variant, lines)
+            ours = [run["aware"] if kind == "aware" else routed(run, kind, tau) for run in runs]
+            row = theirs.pop(variant.method, None)
+            rows.append(_Row(setting, f"`{variant.title}`", _means(ours), row))
+        rows += [_Row(setting, TITLES[name], None, theirs[name]) for name in reversed(theirs)]
+        if kind == "aware":
+            rows += _baselines(setting, runs_of(grid, setting, MAIN, lines))
+    return side_by_side(rows)
 
 
 def tau_table(lines: list[Line]) -> str:
-    """Return task-agnostic figures over the threshold; below each row the paper's."""
-    grid = GRIDS["main"]
-    by_setting = [runs_of(grid, setting, MAIN, lines) for setting in CIFAR_SETTINGS]
-    rows = [_header("τ", CIFAR_SETTINGS)]
-
-    def row(tau: Tau) -> list[str]:
-        return [
-            spread([routed(run, "agnostic", tau)[part] for run in runs])
-            for runs in by_setting
-            for part in PARTS
-        ]
-
-    for tau in PAPER_TAUS:
-        rows.append([str(tau), *row(tau)])
-        rows.append(["paper", *_printed([paper.TAU[setting][tau] for setting in CIFAR_SETTINGS])])
-    return markdown([*rows, ["calibrated", *row("own")]])
+    """Return task-agnostic figures over the threshold."""
+    rows = []
+    for setting in CIFAR_SETTINGS:
+        runs = runs_of(GRIDS["main"], setting, MAIN, lines)
+        taus: dict[str, Tau] = {**{str(tau): tau for tau in PAPER_TAUS}, "calibrated": "own"}
+        for title, tau in taus.items():
+            ours = _means([routed(run, "agnostic", tau) for run in runs])
+            theirs = None if tau == "own" else paper.TAU[setting][tau]
+            rows.append(_Row(setting, title, ours, theirs))
+    return side_by_side(rows, what="τ")
 
 
 def comparison_table(
     grid: Grid, lines: list[Line], published: Callable[[str, str], paper.Row | None]
 ) -> str:
-    """Return task-aware figures of every variant; below each row the paper's, if it has one."""
-    rows = [_header("", grid.settings)]
-    for variant in grid.variants:
-        row = [variant.title]
-        for setting in grid.settings:
-            runs = runs_of(grid, setting, variant, lines)
-            row += [spread([run["aware"][part] for run in runs]) for part in PARTS]
-        rows.append(row)
-        figures = [published(setting, variant.name) for setting in grid.settings]
-        if None not in figures:
-            rows.append(["paper", *_printed([figure for figure in figures if figure])])
-    return markdown(rows)
+    """Return task-aware figures of every variant on every setting."""
+    return side_by_side(
+        [
+            _Row(
+                setting,
+                variant.title,
+                _means([run["aware"] for run in runs_of(grid, setting, variant, lines)]),
+                published(setting, variant.name),
+            )
+            for setting in grid.settings
+            for variant in grid.variants
+        ]
+    )
 
 
-def _header(first: str, settings: tuple[str, ...]) -> list[str]:
-    return [first, *(f"{setting} {part}" for setting in settings for part in PARTS)]
+class _Row(NamedTuple):
+    """What one row of a table sets side by side."""
+
+    setting: str
+    title: str
+    ours: list[str] | None
+    theirs: paper.Row | None
 
 
-def _printed(figures: list[paper.Row]) -> list[str]:
-    return [f"{getattr(figure, part):.2f}" for figure in figures for part in PARTS]
+def side_by_side(rows: list[_Row], *, what: str = "") -> str:
+    """Return known, novel and all: ours, and beside them the paper's where it has any."""
+    has_paper = any(row.theirs for row in rows)
+    titles = [f"paper: {part}" for part in PARTS] if has_paper else []
+    table, last = [["setting", what, *PARTS, *titles]], ""
+    for row in rows:
+        printed = [f"{getattr(row.theirs, part):.2f}" if row.theirs else "" for part in PARTS]
+        setting = row.setting if row.setting != last else ""
+        table.append([setting, row.title, *(row.ours or 3 * [""]), *printed[: len(titles)]])
+        last = row.setting
+    return markdown(table, num_names=2)
+
+
+def _means(figures: list[dict[str, Any]]) -> list[str]:
+    return [spread([run[part] for run in figures]) for part in PARTS]
+
+
+def _baselines(setting: str, runs: list[Line]) -> list[_Row]:
+    """Return the rows without learning, and the accuracy before discovery."""
+    pixels, features = (
+        spread([r["kmeans"][name] for r in runs]) for name in ("pixels", "features")
+    )
+    after = spread([r["after_supervised"]["known"] for r in runs])
+    return [
+        _Row(setting, "k-means on raw pixels", ["", pixels, ""], None),
+        _Row(setting, "k-means on features", ["", features, ""], None),
+        _Row(setting, "after the supervised phase", [after, "", ""], None),
+    ]
 
 
 def _ablation(setting: str, variant: str) -> paper.Row | None:
@@ -303,8 +307,8 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
-def markdown(rows: list[list[str]]) -> str:
-    """Return a table; the first row is its header, all but the first column hold numbers."""
+def markdown(rows: list[list[str]], *, num_names: int = 1) -> str:
+    """Return a table; the first row is its header, all but the first columns hold numbers."""
     header, *body = rows
-    rule = ["---"] + ["---:"] * (len(header) - 1)
+    rule = ["---"] * num_names + ["---:"] * (len(header) - num_names)
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *body))
