@@ -1646,6 +1646,14 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
 
 
+def test_verbs_do_not_wait_for_libraries_that_few_of_them_need() -> None:
+    done = python(
+        "import sys, ncdwf.cli\n"
+        "assert not {'sklearn', 'matplotlib', 'onnx', 'onnxruntime'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_version_is_told_without_torch() -> None:
     done = python(
         "import sys\n"

@@ -43,13 +43,18 @@ from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.model.backbone import CUSTOM
-from ncdwf.recipes import LARGEST_SIDE, fit_discovery, fit_supervised, own_data
+from ncdwf.recipes import (
+    LARGEST_IMAGE_SIZE,
+    LARGEST_SIDE,
+    fit_discovery,
+    fit_supervised,
+    own_data,
+)
 from ncdwf.results.experiment import complete
 from ncdwf.results.metrics import count_pairs, match_clusters
 
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
-LARGEST_IMAGE_SIZE = 4096
 Device = Literal["auto", "cpu", "cuda"]
 DEVICES = get_args(Device)
 OWN_PARAMETERS = {

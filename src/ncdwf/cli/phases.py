@@ -37,10 +37,9 @@ from ncdwf.cli.runs import (
 from ncdwf.console import Bar, err, out, print_scores, print_survey
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError
-from ncdwf.estimator import LARGEST_IMAGE_SIZE
 from ncdwf.learning.discovery import METHODS
 from ncdwf.model import Model
-from ncdwf.recipes import RECIPES
+from ncdwf.recipes import LARGEST_IMAGE_SIZE, RECIPES
 from ncdwf.results import experiment
 from ncdwf.results.experiment import Run
 

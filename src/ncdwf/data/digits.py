@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from ncdwf.data.inputs import TrainAndTest
 
@@ -17,6 +15,10 @@ def read_digits(data_dir: Path | None = None) -> TrainAndTest:
 
     They come with scikit-learn, so no data directory is looked at.
     """
+    # scikit-learn takes most of a second to import, which other settings should not wait for.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     digits = load_digits()
     pictures = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     train, test = train_test_split(

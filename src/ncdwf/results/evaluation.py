@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, roc_auc_score
 from torch import Tensor
 
 from ncdwf.data.inputs import Images
@@ -120,6 +119,9 @@ def evaluate(
         supervised: the model before discovery, for forgetting and a k-means row.
         with_kmeans: whether to fit the k-means rows, which owe nothing to `model` and take long.
     """
+    # It takes most of a second to import, which no other verb should wait for.
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, roc_auc_score
+
     _check_classes(model, split)
     head = int(model.best_head)
     outputs = model.outputs(model.features(split.test_images))
