@@ -2,7 +2,9 @@
 
 import itertools
 import shutil
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -570,6 +572,62 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_checkpoints_wait_for_their_time_but_the_end_is_always_kept(tmp_path: Path) -> None:
     run_net(Net(), checkpoints=Checkpoints(tmp_path, seconds=3600.0, fingerprint="a"))
     assert kept(tmp_path) == ["test-000003-00000000"]
+
+
+class Impatient(Quiet):
+    """Somebody who presses Ctrl-C after some steps, so many times."""
+
+    def __init__(self, num_steps: int, times: int = 1) -> None:
+        self.left, self.times = num_steps, times
+
+    def advance(self, num_images: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            for _ in range(self.times):
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "position"),
+    [(1, "000000-00000001"), (STEPS, "000001-00000000"), (STEPS + 2, "000001-00000002")],
+)
+def test_ctrl_c_waits_for_a_checkpoint(tmp_path: Path, num_steps: int, position: str) -> None:
+    def rarely() -> Checkpoints:
+        return Checkpoints(tmp_path, seconds=3600.0, fingerprint="a")
+
+    resumed, whole = Net(), Net()
+    with pytest.raises(KeyboardInterrupt):
+        run_net(Net(), checkpoints=rarely(), progress=Impatient(num_steps))
+    assert kept(tmp_path) == [f"test-{position}"]
+    history = run_net(resumed, checkpoints=rarely())
+    assert timeless(history) == timeless(run_net(whole))
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, seconds=3600.0, fingerprint="a")
+    with pytest.raises(KeyboardInterrupt):
+        run_net(Net(), checkpoints=checkpoints, progress=Impatient(1, times=2))
+    assert kept(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_program_that_handles_ctrl_c_itself_goes_on_to(tmp_path: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        run_net(Net(), checkpoints=every_step(tmp_path), progress=Impatient(1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_training_in_a_thread_leaves_ctrl_c_alone(tmp_path: Path) -> None:
+    net, whole = Net(), Net()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run_net, net, checkpoints=every_step(tmp_path)).result()
+    run_net(whole)
+    assert fingerprint(net) == fingerprint(whole)
 
 
 def test_checkpoints_of_another_phase_are_left_alone(tmp_path: Path) -> None:

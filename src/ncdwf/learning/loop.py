@@ -7,9 +7,12 @@ phase, epoch and step, so a checkpoint holds no random state.
 """
 
 import math
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -143,15 +146,39 @@ class Checkpoints:
         self._fingerprint = fingerprint
         self._seconds = seconds
         self._last = time.monotonic()
+        self._is_last = False
 
     def due(self) -> bool:
         """Tell whether it is time to keep another one."""
-        return time.monotonic() - self._last >= self._seconds
+        return self._is_last or time.monotonic() - self._last >= self._seconds
+
+    @contextmanager
+    def before_interruptions(self) -> Iterator[None]:
+        """Let Ctrl-C wait until another one is kept; a second Ctrl-C waits for nothing."""
+
+        def ask(*_: object) -> None:
+            if self._is_last:
+                raise KeyboardInterrupt
+            self._is_last = True
+
+        usual = signal.default_int_handler
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not usual:  # another's to decide
+            yield
+            return
+        signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
 
     def keep(
         self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any
     ) -> None:
-        """Write a checkpoint, then remove all but the last two of this phase."""
+        """Write a checkpoint, then remove all but the last two of this phase.
+
+        If somebody has pressed Ctrl-C in the meantime, this is where it takes effect.
+        """
         position = {"phase": phase, "epoch": epoch, "step": step, "config": self._fingerprint}
         path = self.directory / f"{phase}-{epoch:06d}-{step:08d}"
         if not path.exists():  # the same position holds the same state
@@ -163,6 +190,8 @@ class Checkpoints:
         for old in self._all(phase)[:-2]:
             storage.remove_directory(old)
         self._last = time.monotonic()
+        if self._is_last:
+            raise KeyboardInterrupt
 
     def latest(self, phase: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the tensors and the position of the newest checkpoint, if there is one.
@@ -272,20 +301,23 @@ def train(
     per_epoch = source.num_steps * source.batch_size
     done = first_epoch * per_epoch + first_step * source.batch_size
     progress.start(phase, optim.epochs * per_epoch, done)
-    for epoch in range(first_epoch, optim.epochs):
-        run.begin(epoch)
-        draws = draw(noise, source.num_steps, generator(seed, phase, epoch, device=source.device))
-        for step in range(first_step, source.num_steps):
-            run.step(source.batch(epoch, step), {name: d[step] for name, d in draws.items()}, step)
-            progress.advance(source.batch_size)
-            if checkpoints is not None and step + 1 < source.num_steps and checkpoints.due():
-                run.keep(checkpoints, epoch, step + 1)
-        first_step = 0
-        run.end(epoch)
-        if after_epoch is not None:
-            after_epoch(run.history)
-        if checkpoints is not None and (checkpoints.due() or epoch + 1 == optim.epochs):
-            run.keep(checkpoints, epoch + 1, 0)
+    with nullcontext() if checkpoints is None else checkpoints.before_interruptions():
+        for epoch in range(first_epoch, optim.epochs):
+            run.begin(epoch)
+            source_of_noise = generator(seed, phase, epoch, device=source.device)
+            draws = draw(noise, source.num_steps, source_of_noise)
+            for step in range(first_step, source.num_steps):
+                drawn = {name: values[step] for name, values in draws.items()}
+                run.step(source.batch(epoch, step), drawn, step)
+                progress.advance(source.batch_size)
+                if checkpoints is not None and step + 1 < source.num_steps and checkpoints.due():
+                    run.keep(checkpoints, epoch, step + 1)
+            first_step = 0
+            run.end(epoch)
+            if after_epoch is not None:
+                after_epoch(run.history)
+            if checkpoints is not None and (checkpoints.due() or epoch + 1 == optim.epochs):
+                run.keep(checkpoints, epoch + 1, 0)
     progress.stop()
     return run.history
 
