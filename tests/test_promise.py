@@ -122,11 +122,11 @@ SMALL = [
 POISON = """
 import sys
 import numpy as np
-from ncdwf.data import digits
+from sklearn import datasets, model_selection
 from ncdwf.data.setting import Setting
 
 honest = Setting.parse("digits-5-5").load()
-load_digits, train_test_split = digits.load_digits, digits.train_test_split
+load_digits, train_test_split = datasets.load_digits, model_selection.train_test_split
 
 def poisoned():
     data, source = load_digits(), np.random.default_rng(0)
@@ -136,8 +136,8 @@ def poisoned():
     return data
 
 # Stratified by the true classes, or shuffled labels would choose other pictures for the pool.
-digits.load_digits = poisoned
-digits.train_test_split = lambda indices, *, stratify, **rest: train_test_split(
+datasets.load_digits = poisoned
+model_selection.train_test_split = lambda indices, *, stratify, **rest: train_test_split(
     indices, stratify=load_digits().target, **rest
 )
 
