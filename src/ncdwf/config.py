@@ -25,6 +25,7 @@ times the pictures of its smallest."""
 EPOCH_LIMIT = 1_000_000
 """Nobody waits for more; a slip of the finger should not run for ever."""
 Engine = Literal["auto", "eager", "compiled", "captured"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -197,7 +198,7 @@ class Config:
     own: OwnData | None = None
     """In the place of a setting's data."""
     seed: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     engine: Engine = "auto"
     """How a training step is run: compiled and captured as a CUDA graph where there is a GPU."""
     checkpoint_seconds: float = 60.0

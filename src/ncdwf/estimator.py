@@ -21,7 +21,7 @@ from torch import nn
 
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import storage
-from ncdwf.config import Config, from_dict, override, require
+from ncdwf.config import Config, Device, from_dict, override, require
 from ncdwf.data.inputs import Inputs
 from ncdwf.data.xy import (
     as_names,
@@ -55,7 +55,6 @@ from ncdwf.results.metrics import count_pairs, match_clusters
 
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
-Device = Literal["auto", "cpu", "cuda"]
 DEVICES = get_args(Device)
 OWN_PARAMETERS = {
     "seed": "random_state=…",
@@ -312,7 +311,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         directory: Path | str,
         *,
         backbone: nn.Module | None = None,
-        device: Device | None = None,
+        device: str | None = None,
     ) -> "NovelClassDiscoverer":
         """Return what `save` wrote.
 
@@ -336,7 +335,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             raise InputError(f"{path} does not describe an estimator of ncdwf: {reason}") from error
         if backbone is not None and model.architecture.backbone == CUSTOM:
             estimator.backbone = backbone
-        estimator.device = device or _device_here(estimator.device, path)
+        estimator.set_params(device=device or _device_here(estimator.device, path))
         estimator.model_ = model.to(choose_device(estimator.device))
         estimator._base, estimator.config_ = saved.base, saved.config
         estimator._drawn_from = estimator.random_state

@@ -105,7 +105,7 @@ def known_scale(num_known: int, num_novel: int) -> float:
     """Return how much distillation weighs: 1 where known and novel classes are as many.
 
     The more of the classes are known, the more there is to keep. [4] weighs by √(M / N), which has
-    no bounds; this has, and is near it where neither kind is rare.
+    no bounds; this stays below √2.
 
     >>> known_scale(50, 50), round(known_scale(20, 80), 2)
     (1.0, 0.63)
