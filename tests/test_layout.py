@@ -12,6 +12,7 @@ from conftest import shorter
 import ncdwf
 from ncdwf.recipes import PASSES, recipe
 from ncdwf.results.benchmark import read_lines
+from ncdwf.results.illustrations import draw
 from ncdwf.results.observations import read
 from ncdwf.results.tables import blocks, fill
 
@@ -131,6 +132,15 @@ def test_tables_are_those_of_the_results_file(name: str) -> None:
     assert len(set(names)) == len(names)  # only the first of a name would be filled in
     assert set(names) <= set(found)
     assert fill(text, found) == text
+
+
+def test_figures_are_those_of_the_results_file(tmp_path: Path) -> None:
+    results = ROOT / "results"
+    drawn = list(draw(read_lines(results / "runs.jsonl"), results, tmp_path))
+    assert {path.name for path in drawn} == {p.name for p in (ROOT / "docs/figures").iterdir()}
+    for path in drawn:
+        # Another matplotlib may write the same picture in other words; make test has this one.
+        assert path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes(), path.name
 
 
 def test_links_between_documents_lead_somewhere() -> None:
