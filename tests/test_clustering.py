@@ -6,10 +6,12 @@ import torch
 from ncdwf.data.augment import Views
 from ncdwf.errors import InputError
 from ncdwf.learning.clustering import MOST, Clustering, cluster, cluster_terms, encode
+from ncdwf.learning.losses import partial_sinkhorn, sinkhorn
 from ncdwf.model import Architecture, Model, NovelHead
 from ncdwf.noise import generator
 
 SIZES = Clustering(num_heads=3, num_hidden=5, num_projected=7, overclustering=2)
+START = torch.tensor(0.0)
 SHAPE = Architecture(
     backbone="small",
     input_shape=(1, 4, 4),
@@ -154,7 +156,7 @@ def test_the_terms_agree_with_a_slow_loop(num_small, num_others):
         "overcluster": normal(3, num_views * 5, 8, seed=1).tanh(),
     }
     others = 5 * normal(num_views * 5, num_others, seed=2) if num_others else None
-    terms = cluster_terms(cosines, views, Clustering(temperature=0.2), others=others)
+    terms = cluster_terms(cosines, views, Clustering(temperature=0.2), START, others=others)
     assert list(terms) == ["cluster", "overcluster"]
     for name, values in cosines.items():
         assert terms[name].shape == (3,)
@@ -173,8 +175,8 @@ def test_one_kind_of_heads_has_the_whole_weight():
     views = Views(large=pictures(2, 5))
     cosines = normal(3, 10, 4).tanh()
     sizes = Clustering(temperature=0.2)
-    both = cluster_terms({"cluster": cosines, "overcluster": cosines}, views, sizes)
-    alone = cluster_terms({"cluster": cosines}, views, sizes)
+    both = cluster_terms({"cluster": cosines, "overcluster": cosines}, views, sizes, START)
+    alone = cluster_terms({"cluster": cosines}, views, sizes, START)
     assert torch.allclose(alone["cluster"], both["cluster"] + both["overcluster"])
 
 
@@ -182,22 +184,39 @@ def test_other_classes_in_the_softmax_are_pushed_down():
     views = Views(large=pictures(2, 5))
     others = normal(10, 3).requires_grad_()
     cosines = {"cluster": normal(3, 10, 4).tanh()}
-    terms = cluster_terms(cosines, views, Clustering(temperature=0.2), others=others)
+    terms = cluster_terms(cosines, views, Clustering(temperature=0.2), START, others=others)
     terms["cluster"].sum().backward()
     assert (others.grad > 0).all()
 
 
-def test_the_balance_reaches_both_kinds_of_heads():
+@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
+def test_the_balance_reaches_both_kinds_of_heads(progress):
     views = Views(large=pictures(2, 5))
     cosines = {
         "cluster": normal(3, 10, 4).tanh(),
         "overcluster": normal(3, 10, 8, seed=1).tanh(),
     }
-    held, free = (cluster_terms(cosines, views, Clustering(balance=b)) for b in (1.0, 0.0))
+    clustering, progress = Clustering(balance=0.5), torch.tensor(progress)
+    terms = cluster_terms(cosines, views, clustering, progress)
     for name, values in cosines.items():
-        assert (held[name] != free[name]).all()
-        # Every image chooses alone: the assignments are a softmax.
         values = values.unflatten(1, (2, 5))
-        chosen = (values / 0.05).softmax(3).flip(1)
+        chosen = clustering.assign(values, progress).flip(1)
         expected = -(chosen * (values / 0.1).log_softmax(3)).sum(3).mean((1, 2)) / 2
-        assert torch.allclose(free[name], expected, rtol=1e-4)
+        assert torch.allclose(terms[name], expected, rtol=1e-4)
+
+
+def test_full_balance_is_sinkhorn_whatever_the_progress():
+    cosines = normal(3, 10, 4).tanh()
+    for progress in (0.0, 0.7):
+        assert torch.equal(Clustering().assign(cosines, torch.tensor(progress)), sinkhorn(cosines))
+
+
+@pytest.mark.parametrize(
+    ("progress", "mass"),
+    [(0.0, 0.1 + 0.9 * math.exp(-5)), (0.8, 0.1 + 0.9 * math.exp(-0.2)), (1, 1)],
+)
+def test_with_less_balance_more_and_more_is_assigned(progress, mass):
+    cosines = 0.3 * normal(40, 3).tanh()
+    got = Clustering(balance=0.5).assign(cosines, torch.tensor(float(progress)))
+    expected = partial_sinkhorn(cosines, balance=0.5, mass=torch.tensor(float(mass)))
+    assert torch.allclose(got, expected, atol=1e-5)

@@ -83,10 +83,10 @@ def test_mixed_pools_are_run_with_and_without_sifting() -> None:
     assert shares == {0, 25, 50, 75}
 
 
-def test_long_tails_are_run_with_and_without_a_relaxed_marginal() -> None:
+def test_long_tails_are_run_with_and_without_equal_shares() -> None:
     for cell in GRIDS["imbalance"].cells():
         balance = cell.config.method["clustering"]["balance"]
-        assert (balance < 1) == (cell.variant.name == "relaxed")
+        assert (balance < 1) == (cell.variant.name == "partial")
     degrees = [Setting.parse(name).imbalance for name in GRIDS["imbalance"].settings]
     assert degrees == [1, 10, 100]
     # Without a tail the main run is that of the main table.

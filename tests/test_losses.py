@@ -14,6 +14,7 @@ from ncdwf.learning.losses import (
     distillation,
     gaussian_nll,
     known_scale,
+    partial_sinkhorn,
     self_labelling,
     sinkhorn,
     swapped_prediction,
@@ -67,35 +68,79 @@ def test_assignments_agree_with_plain_matrix_scaling():
     assert np.allclose(sinkhorn(logits), table, atol=1e-5)
 
 
-def plain_sinkhorn(logits, num_iterations=3):
-    """Return assignments as they were before there was a balance, operation by operation."""
-    log_assignments = logits / 0.05
-    for _ in range(num_iterations):
-        log_assignments = log_assignments - log_assignments.logsumexp(dim=-2, keepdim=True)
-        log_assignments = log_assignments - log_assignments.logsumexp(dim=-1, keepdim=True)
-    return log_assignments.exp()
-
-
-@pytest.mark.parametrize("scale", [1e-3, 0.3, 10, 1e30])
-def test_full_balance_is_the_plain_algorithm_bit_by_bit(scale):
-    logits = scale * normal(2, 3, 9, 4)
-    assert torch.equal(sinkhorn(logits), plain_sinkhorn(logits))
-    assert torch.equal(sinkhorn(logits, balance=1.0), plain_sinkhorn(logits))
+WHOLE = torch.tensor(1.0)
 
 
 @pytest.mark.parametrize("num_iterations", [1, 3, 50])
 def test_without_balance_every_image_chooses_alone(num_iterations):
     logits = 0.2 * normal(2, 9, 4)
-    assignments = sinkhorn(logits, balance=0.0, num_iterations=num_iterations)
+    assignments = partial_sinkhorn(logits, balance=0.0, mass=WHOLE, num_iterations=num_iterations)
     assert torch.allclose(assignments, (logits / 0.05).softmax(-1), atol=1e-6)
 
 
 def test_one_iteration_with_half_the_balance_by_hand():
-    # exp(logits/ε) = [[1, 2], [3, 7]]; columns divided by the roots of 4 and 9: [[1/2, 2/3],
-    # [3/2, 7/3]]; rows to 1.
-    logits = 0.05 * torch.tensor([[1.0, 2.0], [3.0, 7.0]]).log()
-    expected = torch.tensor([[3 / 7, 4 / 7], [9 / 23, 14 / 23]])
-    assert torch.allclose(sinkhorn(logits, num_iterations=1, balance=0.5), expected, atol=1e-6)
+    # exp(logits/ε) = [[1, 3], [3, 5]], and 1 in the column for what is left out; rows to 1: [[1/5,
+    # 3/5], [3/9, 5/9]]; columns have 8/15 and 52/45 and are divided by the roots of that; nothing
+    # may be left out, so rows to 1.
+    logits = 0.05 * torch.tensor([[1.0, 3.0], [3.0, 5.0]]).log()
+    table = np.array([[1.0, 3.0], [3.0, 5.0]]) / np.sqrt([8 / 15, 52 / 45])
+    expected = torch.tensor(table / table.sum(1, keepdims=True)).float()
+    got = partial_sinkhorn(logits, balance=0.5, mass=WHOLE, num_iterations=1)
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+def test_the_whole_mass_in_full_balance_is_what_equal_shares_converge_to():
+    logits = 0.2 * normal(2, 9, 4)
+    got = partial_sinkhorn(logits, balance=1.0, mass=WHOLE, num_iterations=200)
+    assert torch.allclose(got, sinkhorn(logits, num_iterations=200), atol=1e-4)
+
+
+@pytest.mark.parametrize("mass", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_as_much_is_assigned_as_asked_for(mass, balance):
+    got = partial_sinkhorn(uneven(), balance=balance, mass=torch.tensor(mass), num_iterations=300)
+    assert got.sum().item() == pytest.approx(40 * mass, rel=0.02)
+    assert got.sum(1).max() <= 1 + 1e-5
+
+
+def test_the_clearest_images_are_assigned_first():
+    # Two images are sure of their cluster, two are not.
+    logits = torch.tensor([[0.5, 0.0], [0.0, 0.5], [0.26, 0.25], [0.25, 0.26]])
+    first, second, third, fourth = partial_sinkhorn(
+        logits, balance=0.5, mass=torch.tensor(0.5), num_iterations=100
+    ).sum(1)
+    assert min(first, second) > 0.85
+    assert max(third, fourth) < 0.15
+
+
+def test_parts_are_those_of_optimal_transport_with_a_divergence():
+    # As below, for half of the mass: a table that leaves the other half in one more column.
+    logits, epsilon, balance = uneven().double(), 0.05, 0.5
+    penalty = epsilon * balance / (1 - balance)
+    wide = F.pad(logits, (0, 1))
+    free = torch.zeros_like(wide, requires_grad=True)
+    price = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    descent = torch.optim.LBFGS([free], max_iter=500, line_search_fn="strong_wolfe")
+
+    def objective():
+        descent.zero_grad()
+        table = free.softmax(1)
+        sizes = table.sum(0)
+        divergence = (sizes[:3] * (sizes[:3] / 20 * 3).log() - sizes[:3]).sum()
+        left_out = -price.detach() * (sizes[3] - 20) + 50 * (sizes[3] - 20).square()
+        entropy = (table * table.log()).sum()
+        total = -(wide * table).sum() + epsilon * entropy + penalty * divergence + left_out
+        total.backward()
+        return total
+
+    for _ in range(20):  # an augmented Lagrangian holds the column to its size
+        descent.step(objective)
+        with torch.no_grad():
+            price -= 100 * (free.softmax(1).sum(0)[3] - 20)
+    got = partial_sinkhorn(
+        logits.float(), balance=balance, mass=torch.tensor(0.5), num_iterations=300
+    )
+    assert torch.allclose(got, free.softmax(1)[:, :3].float(), atol=2e-3)
 
 
 def uneven(num_images=40):
@@ -108,7 +153,9 @@ def uneven(num_images=40):
 def test_less_balance_lets_cluster_sizes_differ_more(num_iterations):
     differences = []
     for balance in (0.0, 0.25, 0.5, 0.75, 1.0):
-        assignments = sinkhorn(uneven(), balance=balance, num_iterations=num_iterations)
+        assignments = partial_sinkhorn(
+            uneven(), balance=balance, mass=WHOLE, num_iterations=num_iterations
+        )
         assert torch.allclose(assignments.sum(-1), torch.ones(40), atol=1e-5)
         sizes = assignments.sum(0)
         differences.append(float(sizes.max() - sizes.min()))
@@ -136,15 +183,16 @@ def test_relaxed_shares_are_those_of_optimal_transport_with_a_divergence(balance
         return total
 
     descent.step(objective)
-    got = sinkhorn(logits.float(), balance=balance, num_iterations=300)
+    got = partial_sinkhorn(logits.float(), balance=balance, mass=WHOLE, num_iterations=300)
     assert torch.allclose(got, free.softmax(1).float(), atol=1e-3)
 
 
-@pytest.mark.parametrize("balance", [0.0, 0.5])
-def test_no_logit_is_too_large_for_relaxed_shares(balance):
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("mass", [0.1, 0.999, 1.0])
+def test_no_logit_is_too_large_for_unequal_shares(balance, mass):
     logits = 1e30 * torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]])
-    assignments = sinkhorn(logits, balance=balance)
-    assert torch.allclose(assignments.sum(1), torch.ones(3))
+    assignments = partial_sinkhorn(logits, balance=balance, mass=torch.tensor(mass))
+    assert ((assignments >= 0) & (assignments <= 1)).all()
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])
@@ -221,7 +269,7 @@ def test_swapped_prediction_is_least_where_the_views_agree_with_their_assignment
 def test_self_labelling_is_swapped_prediction_by_one_concatenated_softmax(num_others):
     cosines = normal(2, 3, 5, 4).tanh()
     others = 3 * normal(3, 5, num_others, seed=1) if num_others else None
-    got = self_labelling(cosines, num_large=2, temperature=0.2, others=others)
+    got = self_labelling(cosines, sinkhorn(cosines[:, :2]), temperature=0.2, others=others)
     assert got.shape == (2,)
     for head in range(2):
         parts = [cosines[head] / 0.2] if others is None else [cosines[head] / 0.2, others]
@@ -231,25 +279,23 @@ def test_self_labelling_is_swapped_prediction_by_one_concatenated_softmax(num_ot
         assert got[head].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
-def test_self_labelling_takes_assignments_of_the_balance_asked_for(balance):
-    cosines = uneven()[None, None] + 0.02 * normal(1, 2, 40, 3, seed=1)
-    got = self_labelling(cosines, num_large=2, temperature=0.2, balance=balance)
-    assignments = sinkhorn(cosines, balance=balance)
-    expected = swapped_prediction((cosines / 0.2).log_softmax(-1), assignments)
-    assert got.item() == pytest.approx(expected.item(), rel=1e-5)
-    if balance < 1:  # and that is another loss
-        assert got.item() != self_labelling(cosines, num_large=2, temperature=0.2).item()
+def test_rows_that_are_left_out_do_not_count():
+    cosines = normal(1, 2, 5, 4).tanh()
+    assignments = sinkhorn(cosines)
+    assignments[:, :, 3:] = 0
+    got = self_labelling(cosines, assignments, temperature=0.2)
+    expected = self_labelling(cosines[:, :, :3], assignments[:, :, :3], temperature=0.2)
+    assert got.item() == pytest.approx(3 / 5 * expected.item(), rel=1e-5)
 
 
-def test_assignments_do_not_depend_on_the_temperature_or_on_other_classes():
+def test_a_single_cluster_leaves_the_softmax():
     # One cluster is right whatever happens, so what is left is the softmax: two views of one image
     # in a single cluster, beside another class with the same logit: -ln(1/2).
     cosines = torch.full((1, 2, 1, 1), 0.3)
-    alone = self_labelling(cosines, num_large=2, temperature=0.1)
+    alone = self_labelling(cosines, sinkhorn(cosines), temperature=0.1)
     assert alone.item() == pytest.approx(0, abs=1e-6)
     beside = self_labelling(
-        cosines, num_large=2, temperature=0.1, others=torch.full((2, 1, 1), 3.0)
+        cosines, sinkhorn(cosines), temperature=0.1, others=torch.full((2, 1, 1), 3.0)
     )
     assert beside.item() == pytest.approx(math.log(2), rel=1e-5)
 
@@ -257,7 +303,9 @@ def test_assignments_do_not_depend_on_the_temperature_or_on_other_classes():
 def test_the_gradient_of_self_labelling_is_the_softmax_minus_the_swapped_assignments():
     cosines = normal(1, 2, 5, 4).tanh().requires_grad_()
     others = normal(2, 5, 3, seed=1).requires_grad_()
-    self_labelling(cosines, num_large=2, temperature=0.2, others=others).sum().backward()
+    self_labelling(
+        cosines, sinkhorn(cosines[:, :2]), temperature=0.2, others=others
+    ).sum().backward()
     assignments = sinkhorn(cosines[0])
     shares = torch.cat([cosines[0] / 0.2, others], dim=2).softmax(2)
     # Two views of five images; the slope of the logits is that of the cosines times 0.2.

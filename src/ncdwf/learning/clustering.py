@@ -9,7 +9,7 @@ from torch import Tensor
 from ncdwf.config import require
 from ncdwf.data.augment import Views
 from ncdwf.learning.loop import Terms
-from ncdwf.learning.losses import self_labelling
+from ncdwf.learning.losses import partial_sinkhorn, self_labelling, sinkhorn
 from ncdwf.model import Model, NovelHead
 from ncdwf.model.backbone import apply
 from ncdwf.model.heads import MultiHead
@@ -31,7 +31,10 @@ class Clustering:
     temperature: float = 0.1
     """Of the novel classes' softmax."""
     balance: float = 1.0
-    """How much novel classes are held to one size: 1 wholly; less where sizes differ."""
+    """How much novel classes are held to one size: 1 wholly; 0.5 where sizes differ much.
+
+    Below 1 the clearest pictures are assigned first, and all of them at the end of discovery.
+    """
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_hidden", "num_projected"):
@@ -46,6 +49,16 @@ class Clustering:
         )
         value = self.overclustering
         require(0 <= value <= MOST, f"clustering.overclustering={value} should be from 0 to {MOST}")
+
+    def assign(
+        self, cosines: Float[Tensor, "*any image cluster"], progress: Float[Tensor, ""]
+    ) -> Float[Tensor, "*any image cluster"]:
+        """Return soft assignments of the images of a batch to clusters."""
+        if self.balance == 1:
+            return sinkhorn(cosines)
+        # The rise of [5] in losses.py. Unclear pictures would divide a large class at the start.
+        mass = 0.1 + 0.9 * torch.exp(-5 * (1 - progress) ** 2)
+        return partial_sinkhorn(cosines, balance=self.balance, mass=mass)
 
     def novel_head(self, num_novel: int) -> NovelHead:
         """Return the shape of the heads that become part of the model."""
@@ -96,6 +109,7 @@ def cluster_terms(
     cosines: dict[str, Float[Tensor, "head row clusters"]],
     views: Views,
     clustering: Clustering,
+    progress: Float[Tensor, ""],
     *,
     others: Float[Tensor, "row other"] | None = None,
 ) -> Terms:
@@ -105,18 +119,19 @@ def cluster_terms(
         cosines: of all views, in the order of `encode`.
         views: what they belong to.
         clustering: temperature and balance.
+        progress: of discovery, from 0 to 1.
         others: scaled logits of further classes that share the softmax and that no picture
             belongs to.
     """
-    shape = (sum(map(len, views.groups)), views.large.shape[1])
-    return {
-        name: self_labelling(
-            values.unflatten(1, shape),
-            num_large=len(views.large),
+    shape, num_large = (sum(map(len, views.groups)), views.large.shape[1]), len(views.large)
+    terms = {}
+    for name, values in cosines.items():
+        of_views = values.unflatten(1, shape)
+        loss = self_labelling(
+            of_views,
+            clustering.assign(of_views[:, :num_large], progress),
             temperature=clustering.temperature,
-            balance=clustering.balance,
             others=None if others is None else others.unflatten(0, shape),
         )
-        / len(cosines)
-        for name, values in cosines.items()
-    }
+        terms[name] = loss / len(cosines)
+    return terms

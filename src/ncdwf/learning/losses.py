@@ -5,6 +5,8 @@ References:
     [2]: Fini et al., A Unified Objective for Novel Class Discovery, ICCV 2021 (version 2).
     [3]: Chizat et al., Scaling Algorithms for Unbalanced Optimal Transport Problems, 2018.
     [4]: Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019.
+    [5]: Zhang et al., P²OT: Progressive Partial Optimal Transport for Deep Imbalanced Clustering,
+        ICLR 2024.
 """
 
 import math
@@ -21,25 +23,51 @@ def sinkhorn(
     *,
     epsilon: float = 0.05,
     num_iterations: int = 3,
-    balance: float = 1.0,
 ) -> Float[Tensor, "*any image cluster"]:
     """Return soft assignments: every row sums to 1, every cluster gets an equal share [2, Sec. 3].
 
     Sinkhorn-Knopp in the log domain, so that no logit is too large for it. After a finite number
-    of iterations the rows are exact and the clusters' shares approximate. A `balance` below 1
-    relaxes the equal shares: it is the λ / (λ + ε) of optimal transport whose second marginal is
-    held by λ times a Kullback-Leibler divergence [3]; at 0 every picture chooses alone.
+    of iterations the rows are exact and the clusters' shares approximate.
     """
     log_assignments = logits.float() / epsilon
-    scales = torch.zeros_like(log_assignments[..., :1, :])  # of the clusters; a log, too
     for _ in range(num_iterations):
-        shares = log_assignments.logsumexp(dim=-2, keepdim=True)
-        # Scales become -balance times the log of the shares that there would be without them.
-        change = (1 - balance) * scales + balance * shares
-        scales = scales - change
-        log_assignments = log_assignments - change
+        log_assignments = log_assignments - log_assignments.logsumexp(dim=-2, keepdim=True)
         log_assignments = log_assignments - log_assignments.logsumexp(dim=-1, keepdim=True)
     return log_assignments.exp()
+
+
+@torch.no_grad()
+def partial_sinkhorn(
+    logits: Float[Tensor, "*any image cluster"],
+    *,
+    balance: float,
+    mass: Float[Tensor, ""],
+    epsilon: float = 0.05,
+    num_iterations: int = 10,
+) -> Float[Tensor, "*any image cluster"]:
+    """Return soft assignments of a part of the images to clusters whose sizes may differ [5].
+
+    Args:
+        logits: cosines.
+        balance: 1 holds the clusters to equal shares, at 0 every image chooses alone. It is the
+            λ / (λ + ε) of optimal transport whose second marginal is held by λ times a
+            Kullback-Leibler divergence [3].
+        mass: above 0, at most 1. How much of the images is assigned, the clearest ones first: a
+            row sums to less than 1 where it is left out, and so weighs less in a loss.
+        epsilon: how soft the assignments are.
+        num_iterations: unequal shares need more than equal ones.
+    """
+    num_images, num_clusters = logits.shape[-2:]
+    # One more cluster, as far from all images, takes what is left out; its share is exact.
+    log_kernel = F.pad(logits.float() / epsilon, (0, 1))
+    is_real = torch.arange(num_clusters + 1, device=logits.device) < num_clusters
+    log_sizes = (num_images * torch.where(is_real, mass / num_clusters, 1 - mass)).log()
+    strength = torch.where(is_real, balance, 1.0)
+    scales = torch.zeros_like(log_kernel[..., :1, :])  # of the clusters; a log, too
+    for _ in range(num_iterations):
+        rows = log_kernel - (log_kernel + scales).logsumexp(dim=-1, keepdim=True)
+        scales = strength * (log_sizes - rows.logsumexp(dim=-2, keepdim=True))
+    return (log_kernel + scales).softmax(-1)[..., :-1]
 
 
 def swapped_prediction(
@@ -61,23 +89,20 @@ def swapped_prediction(
 
 def self_labelling(
     logits: Float[Tensor, "head view image cluster"],
+    assignments: Float[Tensor, "head large image cluster"],
     *,
-    num_large: int,
     temperature: float,
-    balance: float = 1.0,
     others: Float[Tensor, "view image other"] | None = None,
 ) -> Float[Tensor, " head"]:
-    """Return the loss of each head on its own assignments of the first `num_large` views.
+    """Return the loss of each head on its own assignments of the first views.
 
     Args:
         logits: cosines.
-        num_large: how many views assignments are taken from.
+        assignments: of the first views, the large ones.
         temperature: of the softmax.
-        balance: how much the clusters are held to an equal share of the assignments.
         others: scaled logits of further classes that share the softmax and that no picture
             belongs to.
     """
-    assignments = sinkhorn(logits[:, :num_large], balance=balance)
     scaled = logits / temperature
     total = scaled.logsumexp(3)
     if others is not None:

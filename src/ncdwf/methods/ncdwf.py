@@ -164,7 +164,11 @@ class Ncdwf(Method):
         cosines = cluster(model, state.overclusters, rows if joint else pool)
         on_pool = {name: values[:, : len(pool)] for name, values in cosines.items()}
         terms = cluster_terms(
-            on_pool, views, self.clustering, others=known[: len(pool)] if joint else None
+            on_pool,
+            views,
+            self.clustering,
+            progress,
+            others=known[: len(pool)] if joint else None,
         )
         replays = [
             _replay_loss(known[len(pool) :], values[:, len(pool) :] / temperature, labels)

@@ -97,7 +97,7 @@ class NcdwfGauss(Method):
         cosines = cluster(model, state.overclusters, features)
         weight_distill = self.weight_distill * known_scale(model.num_known, model.num_novel)
         return {
-            **cluster_terms(cosines, views, self.clustering),
+            **cluster_terms(cosines, views, self.clustering, progress),
             "replay": self.weight_replay * F.cross_entropy(known, labels),
             "distill": weight_distill
             * distillation(features[: len(before)], before, model.statistics.feature_norm),

@@ -56,6 +56,7 @@ class Uno(Method):
             cluster(model, cast(State, state).overclusters, features),
             views,
             self.clustering,
+            progress,
             others=model.known_head(features).float() / model.architecture.temperature,
         )
 

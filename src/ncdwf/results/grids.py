@@ -102,8 +102,8 @@ KNOWN_SHARES = (0, 25, 50, 75)
 SIFTED = Variant(name="sifted", title="known pictures left out", sets=("discovery.pool=mixed",))
 UNSIFTED = Variant(name="main", title="all taken for novel")
 EQUAL = Variant(name="main", title="equal shares")
-RELAXED = Variant(
-    name="relaxed", title="relaxed marginal", sets=("method.clustering.balance=0.75",)
+PARTIAL = Variant(
+    name="partial", title="clear pictures first", sets=("method.clustering.balance=0.5",)
 )
 STRONG_VIEWS = (
     "supervised.num_views=2",
@@ -199,7 +199,7 @@ GRIDS = {
     "imbalance": Grid(
         settings=("cifar100-80-20", *(f"cifar100-80-20-imbalance-{n}" for n in (10, 100))),
         seeds=(0,),
-        variants=(EQUAL, RELAXED),
+        variants=(EQUAL, PARTIAL),
     ),
     "digits-mixed": Grid(
         settings=tuple(f"digits-5-5-mixed-{share}" for share in KNOWN_SHARES),
@@ -209,7 +209,7 @@ GRIDS = {
     "digits-imbalance": Grid(
         settings=("digits-5-5", "digits-5-5-imbalance-10"),
         seeds=(0, 1, 2),
-        variants=(EQUAL, RELAXED),
+        variants=(EQUAL, PARTIAL),
     ),
     "digits": Grid(
         settings=("digits-5-5",),
