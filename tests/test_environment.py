@@ -24,7 +24,9 @@ def test_the_commit_tells_whether_files_differ_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NCDWF_COMMIT", raising=False)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    file = tmp_path / "src" / "results" / "environment.py"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(environment, "__file__", str(file))
     assert source_commit() is None  # not in a repository
 
     def git(*words: str) -> None:
@@ -32,10 +34,11 @@ def test_the_commit_tells_whether_files_differ_from_it(
         subprocess.run(["git", "-C", str(tmp_path), *names, *words], check=True)
 
     git("init", "--quiet")
-    (tmp_path / "environment.py").write_text("1")
+    file.write_text("1")
     assert source_commit() is None  # in one that knows nothing of it
     git("add", ".")
     git("commit", "--quiet", "--message=1")
+    (tmp_path / "runs.jsonl").write_text("what a run writes is no change of the source")
     assert re.fullmatch("[0-9a-f]{9}", source_commit() or "")
-    (tmp_path / "environment.py").write_text("2")
+    (tmp_path / "src" / "new.py").write_text("2")
     assert re.fullmatch(r"[0-9a-f]{9}\+", source_commit() or "")

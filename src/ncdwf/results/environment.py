@@ -39,7 +39,11 @@ def in_brief() -> str:
 
 
 def source_commit() -> str | None:
-    """Return the commit of this source tree, `+` behind it if files differ; `NCDWF_COMMIT` wins."""
+    """Return the commit of this source tree; `NCDWF_COMMIT` wins.
+
+    A `+` is behind it if files of the package differ. Results and documents may: they are what
+    runs write.
+    """
     if "NCDWF_COMMIT" in os.environ:
         return os.environ["NCDWF_COMMIT"]
     here = Path(__file__).parent
@@ -51,6 +55,7 @@ def source_commit() -> str | None:
     try:
         if not git("ls-files", Path(__file__).name):  # installed into somebody else's repository
             return None
-        return git("rev-parse", "--short=9", "HEAD") + "+" * bool(git("status", "--porcelain"))
+        changed = git("status", "--porcelain", "--", str(here.parent))
+        return git("rev-parse", "--short=9", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return None
