@@ -77,9 +77,12 @@ def test_a_saved_model_predicts_the_same_on_both_devices(
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("changes", [{}, {"softmax": "joint", "identifier": "during"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"softmax": "joint", "identifier": "during"}, {"clustering": {"balance": 0.5}}],
+)
 def test_no_step_waits_for_the_device(
-    split: Split, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+    split: Split, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     known = learnt(split)
