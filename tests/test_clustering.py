@@ -198,11 +198,13 @@ def test_the_balance_reaches_both_kinds_of_heads(progress):
     }
     clustering, progress = Clustering(balance=0.5), torch.tensor(progress)
     terms = cluster_terms(cosines, views, clustering, progress)
+    held = cluster_terms(cosines, views, Clustering(), progress)
     for name, values in cosines.items():
         values = values.unflatten(1, (2, 5))
         chosen = clustering.assign(values, progress).flip(1)
         expected = -(chosen * (values / 0.1).log_softmax(3)).sum(3).mean((1, 2)) / 2
         assert torch.allclose(terms[name], expected, rtol=1e-4)
+        assert (terms[name] != held[name]).all()
 
 
 def test_full_balance_is_sinkhorn_whatever_the_progress():

@@ -152,6 +152,7 @@ def test_the_overview_is_about_all(found: dict[str, str]) -> None:
     assert row(table, "task-agnostic, paper: UNO")[1] == "35.68"
     assert row(table, "task-aware, here: `ncdwf`")[1] == "70.50 ± 0.50"
     assert row(table, "task-agnostic, here: `ncdwf`")[1] == "65.50 ± 0.50"
+    assert row(table, "task-agnostic, τ 0.99, here: `ncdwf`")[1] == "60.50 ± 0.50"
 
 
 def test_digits_tables(found: dict[str, str]) -> None:

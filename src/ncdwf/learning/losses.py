@@ -53,12 +53,13 @@ def partial_sinkhorn(
             λ / (λ + ε) of optimal transport whose second marginal is held by λ times a
             Kullback-Leibler divergence [3].
         mass: above 0, at most 1. How much of the images is assigned, the clearest ones first: a
-            row sums to less than 1 where it is left out, and so weighs less in a loss.
+            row sums to less than 1 where it is left out, and so weighs less in a loss. It is
+            approximate, and rather too large, after a finite number of iterations.
         epsilon: how soft the assignments are.
         num_iterations: unequal shares need more than equal ones.
     """
     num_images, num_clusters = logits.shape[-2:]
-    # One more cluster, as far from all images, takes what is left out; its share is exact.
+    # One more cluster, as far from all images, takes what is left out; it is held to its share.
     log_kernel = F.pad(logits.float() / epsilon, (0, 1))
     is_real = torch.arange(num_clusters + 1, device=logits.device) < num_clusters
     log_sizes = (num_images * torch.where(is_real, mass / num_clusters, 1 - mass)).log()

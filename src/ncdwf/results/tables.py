@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from ncdwf.results import paper
 from ncdwf.results.benchmark import Line, find
-from ncdwf.results.evaluation import PAPER_TAUS
+from ncdwf.results.evaluation import PAPER_TAU, PAPER_TAUS
 from ncdwf.results.grids import CIFAR_SETTINGS, COUNTED, GRIDS, MAIN, Grid, Variant
 
 PARTS = ("known", "novel", "all")
@@ -35,7 +35,7 @@ def variants_table(grid: Grid, lines: list[Line]) -> str:
         "aware known": lambda line: line["aware"]["known"],
         "aware novel": lambda line: line["aware"]["novel"],
         "on the pool": lambda line: line["aware"]["novel_pool"],
-        "strict all, τ 0.99": lambda line: routed(line, "strict", 0.99)["all"],
+        "strict all, τ 0.99": lambda line: routed(line, "strict", PAPER_TAU)["all"],
         "strict all, own τ": lambda line: routed(line, "strict", "own")["all"],
         "AUROC": lambda line: 100 * line["auroc"],
         "forgetting": lambda line: line["forgetting"],
@@ -123,21 +123,24 @@ def summary_table(grid: Grid, lines: list[Line]) -> str:
 
 def overview_table(lines: list[Line]) -> str:
     """Return `all` of the paper and of this project on every setting: README's table."""
-    grid = GRIDS["main"]
-    ours: dict[str, Callable[[Line], float]] = {
-        "task-aware": lambda line: line["aware"]["all"],
-        "task-agnostic": lambda line: routed(line, "agnostic", "own")["all"],
-    }
-    theirs = {"task-aware": paper.TASK_AWARE, "task-agnostic": paper.GENERALIZED}
-    rows = [["", *CIFAR_SETTINGS]]
-    for title, get in ours.items():
-        for method in ("uno", "ncdwf"):
-            figures = [theirs[title][setting][method].all for setting in CIFAR_SETTINGS]
-            rows.append([f"{title}, paper: {TITLES[method]}", *(f"{f:.2f}" for f in figures)])
-        for variant in grid.variants:
+    grid, rows = GRIDS["main"], [["", *CIFAR_SETTINGS]]
+
+    def add(title: str, variants: tuple[Variant, ...], get: Callable[[Line], float]) -> None:
+        for variant in variants:
             by_setting = [runs_of(grid, setting, variant, lines) for setting in CIFAR_SETTINGS]
             row = [spread([get(run) for run in runs]) for runs in by_setting]
             rows.append([f"{title}, here: `{variant.title}`", *row])
+
+    def add_paper(title: str, published: Mapping[str, Mapping[str, paper.Row]]) -> None:
+        for method in ("uno", "ncdwf"):
+            figures = [published[setting][method].all for setting in CIFAR_SETTINGS]
+            rows.append([f"{title}, paper: {TITLES[method]}", *(f"{f:.2f}" for f in figures)])
+
+    add_paper("task-aware", paper.TASK_AWARE)
+    add("task-aware", grid.variants, lambda run: run["aware"]["all"])
+    add_paper("task-agnostic", paper.GENERALIZED)
+    add("task-agnostic", grid.variants, lambda run: routed(run, "agnostic", "own")["all"])
+    add("task-agnostic, τ 0.99", (MAIN,), lambda run: routed(run, "agnostic", PAPER_TAU)["all"])
     return markdown(rows)
 
 
@@ -255,7 +258,7 @@ def blocks(lines: list[Line], observed: Mapping[str, Any]) -> dict[str, str]:
         "overview": overview_table(lines),
         "main-aware": main_table(lines, "aware", "own"),
         "main-agnostic": main_table(lines, "agnostic", "own"),
-        "main-agnostic-0.99": main_table(lines, "agnostic", 0.99),
+        "main-agnostic-0.99": main_table(lines, "agnostic", PAPER_TAU),
         "main-strict": main_table(lines, "strict", "own"),
         "tau": tau_table(lines),
         "ablation": comparison_table(GRIDS["ablation"], lines, _ablation),
