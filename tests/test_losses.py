@@ -103,6 +103,11 @@ def test_as_much_is_assigned_as_asked_for(mass, balance):
     assert got.sum(1).max() <= 1 + 1e-5
 
 
+def test_the_usual_iterations_come_close_to_half_of_the_mass():
+    got = partial_sinkhorn(uneven(), balance=0.5, mass=torch.tensor(0.5))
+    assert got.sum().item() / 40 == pytest.approx(0.5, abs=0.02)
+
+
 def test_the_clearest_images_are_assigned_first():
     # Two images are sure of their cluster, two are not.
     logits = torch.tensor([[0.5, 0.0], [0.0, 0.5], [0.26, 0.25], [0.25, 0.26]])
