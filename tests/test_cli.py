@@ -387,6 +387,7 @@ def test_predict_writes_csv_and_a_table_with_the_same_answers(
     rows = json.loads(call("predict", model_dir, photos, "-f", "json").out)
     answer = call("predict", model_dir, photos, "-f", "csv")
     assert answer.err == ""
+    assert "\r" not in answer.out
     parsed = list(csv.DictReader(io.StringIO(answer.out)))
     assert parsed == [{key: str(value) for key, value in row.items()} for row in rows]
     table = call("predict", model_dir, photos / "grey").out
@@ -439,7 +440,63 @@ def test_a_training_that_diverges_ends_with_one_line_and_no_model(call: Call) ->
     assert answer.code == 2
     assert len(answer.err.splitlines()) == 1
     assert "became NaN or infinite" in answer.err
-    assert not list(Path("here").rglob("model.*"))
+    assert not Path("here").exists()  # to go on from there would only do so again
+
+
+def test_a_model_whose_description_is_lost_is_not_replaced_by_the_one_before_it(
+    call: Call, finished_run: Path, photos: Path
+) -> None:
+    run = Path(shutil.copytree(finished_run, "run"))
+    (run / "model.json").unlink()
+    for words in (("predict", run, photos), ("inspect", run), ("name", run, "ant=bug")):
+        answer = call(*words)
+        assert answer.code == 2
+        assert "model.json is missing" in answer.err
+
+
+def test_learn_takes_one_place_of_pictures(call: Call, own_runs: Path) -> None:
+    birds = own_runs / "birds"
+    answer = call("learn", "--images", birds, "--images", birds, "--out", "new")
+    assert (answer.code, answer.err) == (
+        2,
+        "ncdwf: learn takes one --images: a folder with all classes, or a table\n",
+    )
+
+
+def test_an_empty_argument_is_refused(call: Call, model_dir: Path) -> None:
+    answer = call("predict", model_dir, "")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == "ncdwf: an argument is empty; is a variable of the shell not set?\n"
+
+
+def test_discovery_is_not_resumed_where_nothing_was_learnt(call: Call, own_runs: Path) -> None:
+    run = Path(shutil.copytree(own_runs / "known", "run"))
+    shutil.rmtree(run / "supervised")
+    answer = call("discover", "--resume", run)
+    assert answer.code == 2
+    assert answer.err.endswith("go on with it: ncdwf learn --resume run\n")
+
+
+@pytest.mark.parametrize("verb", ["list", "inspect"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_no_room_for_the_output_is_one_line(verb: str, model_dir: Path) -> None:
+    words = [verb, str(model_dir)][: 1 + (verb == "inspect")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ncdwf", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "ncdwf: standard output: No space left on device\n"
+
+
+def test_a_closed_output_is_nobody_s_loss() -> None:
+    words = [sys.executable, "-m", "ncdwf", "list"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @dataclass(frozen=True, slots=True)

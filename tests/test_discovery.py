@@ -262,7 +262,7 @@ def test_a_mixed_pool_with_too_few_novel_pictures_is_refused(
     with pytest.raises(InputError) as caught:
         discover(known_model, images[chosen], method, mixed(short, num_novel=200))
     assert re.fullmatch(
-        r"\d\d pictures of the pool look novel; 200 novel classes cannot be found among them",
+        r"\d\d of \d+ pictures look novel; 200 novel classes cannot be found among them",
         str(caught.value),
     )
     # As many classes can be found in the same pool if all of it is novel.

@@ -106,6 +106,40 @@ def test_a_file_is_taken_once_into_a_pool(tmp_path, monkeypatch):
     assert unlabelled(ways).paths == (first, second)
 
 
+def test_links_to_folders_are_followed(tmp_path):
+    real, pool = tmp_path / "real", tmp_path / "pool"
+    touch(real / "1.png", real / "inner" / "2.png", pool / "0.png")
+    (pool / "camera").symlink_to(real)
+    (real / "round").symlink_to(real)  # a circle
+    (real / "inner" / "again").symlink_to(pool)
+    assert find_pictures([pool]) == [
+        pool / name for name in ("0.png", "camera/1.png", "camera/inner/2.png")
+    ]
+
+
+def test_a_link_to_nothing_is_named_with_what_cannot_be_read(tmp_path):
+    save(tmp_path / "1.png", np.zeros((4, 4), np.uint8))
+    (tmp_path / "2.png").symlink_to(tmp_path / "gone.png")
+    found = find_pictures([tmp_path])
+    assert found == [tmp_path / "1.png", tmp_path / "2.png"]
+    (skipped,) = decode(found, (1, 4, 4)).skipped
+    assert "2.png" in str(skipped)
+
+
+def test_a_folder_that_nobody_may_read_is_named(tmp_path, monkeypatch):
+    touch(tmp_path / "1.png", tmp_path / "closed" / "2.png")
+    scan = os.scandir
+
+    def closed(place):
+        if Path(place).name == "closed":
+            raise PermissionError(13, "Permission denied", str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(InputError, match=r"closed cannot be searched: Permission denied"):
+        find_pictures([tmp_path])
+
+
 def test_what_is_hidden_is_passed_over_unless_it_is_named(tmp_path):
     place = tmp_path / ".cache"
     seen = place / "seen.png"
@@ -172,6 +206,15 @@ def test_what_is_wrong_with_a_folder_of_classes_is_said(tmp_path, case):
     with pytest.raises(InputError, match=message) as caught:
         labelled_folder(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_in_two_classes_is_refused(tmp_path):
+    touch(tmp_path / "a" / "1.png", tmp_path / "a" / "2.png", tmp_path / "b" / "3.png")
+    (tmp_path / "a" / "4.png").symlink_to(tmp_path / "a" / "1.png")
+    assert labelled_folder(tmp_path).labels == ("a", "a", "b")
+    (tmp_path / "b" / "1.png").symlink_to(tmp_path / "a" / "1.png")
+    with pytest.raises(InputError, match=r"of class 'b' and of class 'a'; a picture has one label"):
+        labelled_folder(tmp_path)
 
 
 def test_classes_need_a_folder(tmp_path):

@@ -239,13 +239,22 @@ def test_schedules_follow_from_the_amount_of_data(case):
 
 
 @pytest.mark.parametrize(("method", "has_settling"), [("ncdwf", True), ("uno", False)])
-def test_the_fit_after_discovery_takes_no_longer_in_large_pools(method, has_settling):
+def test_the_fit_after_discovery_takes_as_many_steps_in_small_pools_and_in_large_ones(
+    method, has_settling
+):
     config = own_data((64,), method=method)
     epochs = [
         fit_discovery(config, count, 5).method.get("settling", {}).get("epochs")
-        for count in (1, 500, 6_400, 20_000, 10_000_000)
+        for count in (1, 141, 143, 500, 6_400, 20_000, 10_000_000)
     ]
-    assert epochs == ([60, 60, 60, 19, 1] if has_settling else [None] * 5)
+    assert epochs == ([400, 400, 200, 60, 60, 21, 1] if has_settling else [None] * 7)
+
+
+def test_a_method_that_recipes_do_not_know_keeps_its_defaults():
+    assert recipe("digits-5-5", "mine").method == {"name": "mine"}
+    assert recipe("cifar100-80-20", "mine").method == {"name": "mine"}
+    assert own_data((64,), method="mine").method == {"name": "mine"}
+    assert fit_discovery(own_data((64,), method="mine"), 50, 2).method == {"name": "mine"}
 
 
 def test_the_digits_keep_about_the_epochs_of_their_recipe():
@@ -300,4 +309,4 @@ def test_each_phase_is_fitted_alone():
     assert replace(supervised, supervised=config.supervised) == config
     discovery = fit_discovery(config, 200, 3)
     assert discovery.discovery.num_novel == 3
-    assert replace(discovery, discovery=config.discovery) == config
+    assert replace(discovery, discovery=config.discovery, method=config.method) == config

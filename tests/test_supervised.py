@@ -289,3 +289,9 @@ def test_colour_pictures_are_learnt_too(short: Config) -> None:
     model = learn_known(images.expand(-1, 3, -1, -1), labels, short)
     assert model.architecture.input_shape[0] == 3
     assert model.predict(images.expand(-1, 3, -1, -1)).labels.max() <= 5
+
+
+def test_pictures_without_any_difference_are_refused(short: Config) -> None:
+    images, labels = tiny_pictures(6, seed=5)
+    with pytest.raises(InputError, match="all features of the labelled data are 0"):
+        learn_known(torch.zeros_like(images), labels, short)

@@ -142,7 +142,7 @@ def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
     if form is Format.json:
         out.print_json(json.dumps(rows))
     elif form is Format.csv:
-        writer = csv.DictWriter(sys.stdout, rows[0])
+        writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     else:

@@ -43,6 +43,7 @@ from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.model.backbone import CUSTOM
+from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.recipes import (
     LARGEST_IMAGE_SIZE,
     LARGEST_SIDE,
@@ -323,6 +324,11 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         is_device = device is None or _is_one(device, *DEVICES)
         require(is_device, f"device={shown(device)} should be one of {DEVICES}, or None")
         path = Path(directory) / ESTIMATOR_FILE
+        if not path.exists() and (path.parent / DESCRIPTION_FILE).exists():
+            raise InputError(
+                f"{path} is missing: a model alone, as the command line writes it, is read by "
+                "ncdwf.Model.load"
+            )
         content = storage.read_json(path)
         model = Model.load(directory, backbone=backbone)
         try:

@@ -1,11 +1,16 @@
 """Recommended configurations: for the settings of the paper, and for anybody's own data."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from ncdwf.config import SETTING_NAME, Config, Discovery, Optim, Supervised, View
 from ncdwf.errors import InputError
 
+PROTECTING = ("ncdwf", "ncdwf-gauss")
+"""Methods that distil features and are settled after discovery: recipes say how."""
+CLUSTERING = ("uno", *PROTECTING)
+"""Methods with several clustering heads; any other keeps its own defaults."""
 OWN = "own"
 """What a configuration for somebody's own data has in the place of a setting."""
 SMALL_SIDE = 12
@@ -24,30 +29,28 @@ every batch into equal clusters and wants larger ones."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
 PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
 """Over how many pictures the epochs of either phase pass together; on the digits a fifth less."""
-MOST_SETTLING_STEPS = 6_000
-"""Of the fit after discovery; the largest pool of CIFAR takes 4,700."""
+FEWEST_SETTLING_STEPS, MOST_SETTLING_STEPS = 400, 6_000
+"""Of the fit after discovery. After fewer an identifier calls every picture as likely known as
+novel; the digits take 480, the largest pool of CIFAR 4,200."""
 LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 """The same for other networks, with and without a GPU: minutes, or about an hour."""
 
 
 def _digits(setting: str, num_novel: int, method: str) -> Config:
     view = View(shift=0.8, rotation=9.0, scale=0.2)
-    settling = {"epochs": 60, "batch_size": 64, "lr": 0.1}
-    fields: dict[str, dict[str, Any]] = {
-        "ncdwf": {"settling": settling, "norms": "pool", "novel_lost": 0.05},
-        "ncdwf-gauss": {"settling": settling, "norms": "pool", "novel_lost": 0.05},
-    }
+    fields: dict[str, Any] = {}
+    if method in CLUSTERING:
+        fields["clustering"] = {"num_heads": 3, "num_hidden": 128, "num_projected": 64}
+    if method in PROTECTING:
+        fields["settling"] = {"epochs": 60, "batch_size": 64, "lr": 0.1}
+        fields |= {"norms": "pool", "novel_lost": 0.05}
     supervised = Optim(epochs=20, batch_size=64, lr=0.02, warmup_epochs=1, weight_decay=1e-3)
     discovery = Optim(epochs=100, batch_size=64, lr=0.2, warmup_epochs=5, weight_decay=1e-3)
     return Config(
         setting=setting,
         supervised=Supervised(optim=supervised, view=view),
         discovery=Discovery(num_novel=num_novel, optim=discovery, large=view),
-        method={
-            "name": method,
-            "clustering": {"num_heads": 3, "num_hidden": 128, "num_projected": 64},
-            **fields.get(method, {}),
-        },
+        method={"name": method, **fields},
     )
 
 
@@ -68,8 +71,10 @@ def _cifar(setting: str, num_novel: int, method: str) -> Config:
         solarise=0.2,
         equalise=0.2,
     )
-    fields: dict[str, Any] = {"clustering": {"overclustering": 5}}
-    if method != "uno":
+    fields: dict[str, Any] = {}
+    if method in CLUSTERING:
+        fields["clustering"] = {"overclustering": 5}
+    if method in PROTECTING:
         fields["weight_distill"] = 2.0
         fields["settling"] = {"epochs": 60, "batch_size": 512, "lr": 0.3}
     return Config(
@@ -158,9 +163,12 @@ def fit_discovery(
     discovery = replace(config.discovery, num_novel=num_novel, optim=optim)
     method = dict(config.method)
     if "settling" in method:
-        most = MOST_SETTLING_STEPS * method["settling"]["batch_size"] // max(num_images, 1)
-        epochs = max(1, min(method["settling"]["epochs"], most))
-        method["settling"] = {**method["settling"], "epochs": epochs}
+        settling = method["settling"]
+        seen = num_images * 9 // 10  # the threshold takes a tenth
+        steps = max(1, seen // settling["batch_size"])
+        fewest, most = math.ceil(FEWEST_SETTLING_STEPS / steps), MOST_SETTLING_STEPS // steps
+        epochs = max(1, fewest, min(settling["epochs"], most))
+        method["settling"] = {**settling, "epochs": epochs}
     return replace(config, discovery=discovery, method=method)
 
 
@@ -200,7 +208,7 @@ def _own_small(config: Config, shape: tuple[int, ...]) -> Config:
     method = dict(config.method)
     if len(shape) == 1:
         view = View(noise=0.5)
-        if method["name"] != "uno":
+        if method["name"] in PROTECTING:
             method["weight_distill"] = 1.0
     else:
         shift = 0.1 * min(shape[1:])

@@ -1,7 +1,9 @@
 """The command line: one verb, one short function."""
 
 import io
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +11,7 @@ import typer
 from ncdwf import __version__
 from ncdwf.cli import benchmark, models, phases
 from ncdwf.console import err, out
-from ncdwf.errors import NcdwfError
+from ncdwf.errors import InputError, NcdwfError
 
 UsageError: type[typer.BadParameter] = typer.BadParameter.__base__  # type: ignore[assignment]
 """What every wrong use of a verb is; Typer gives it no public name."""
@@ -42,12 +44,22 @@ def _root(
 
 def main() -> None:
     """Run the command line; a problem that the user can mend is one line and exit code 2."""
+    if sys.stdout is None:  # it was closed: nobody reads
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (it stays open)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold any bytes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        if "" in sys.argv[1:]:
+            raise InputError("an argument is empty; is a variable of the shell not set?")
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except (NcdwfError, UsageError) as error:
         message = error.format_message() if isinstance(error, UsageError) else str(error)
         err.print(f"ncdwf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        code = 2
+    except OSError as error:  # such as no room left where standard output goes
+        place = error.filename or "standard output"
+        err.print(f"ncdwf: {place}: {error.strerror or error}", style="red", soft_wrap=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left over is not tried again
         code = 2
     sys.exit(code or 0)

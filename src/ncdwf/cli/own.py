@@ -165,7 +165,7 @@ def _number(text: str | None) -> int:
         )
     if text == "auto":
         return 0
-    if not (text.isascii() and text.isdigit() and int(text[:7]) > 0):
+    if not (text.isascii() and text.isdigit() and len(text) <= 7 and int(text) > 0):
         raise InputError(f"--num-novel {text}: a whole number from 1 on, or auto, is accepted")
     return int(text)
 

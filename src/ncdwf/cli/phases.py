@@ -87,7 +87,7 @@ def run(
 def learn(
     setting: SettingName = None,
     images: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             help="Your own pictures: a folder with one sub-folder a class, or a CSV or "
             "Parquet table with the columns path and label."
@@ -123,16 +123,18 @@ def learn(
     check_once(sets or (), seed=seed, backbone=backbone)
     changes = Changes(seed=seed, sets=tuple(sets or ()), data_dir=data_dir)
     load: Callable[[], experiment.Labelled] | None = None
-    if images is None:
+    if not images:
         if strict or image_size is not None or backbone is not None:
             raise InputError("--image-size, --backbone and --strict go with --images")
         work = begin(setting, out_dir, resume, config_file, changes)
     elif any(other is not None for other in (setting, config_file, resume)):
         raise InputError("--images takes the place of SETTING, --config and --resume")
     else:
+        if len(images) > 1:
+            raise InputError("learn takes one --images: a folder with all classes, or a table")
         check_free(out_dir)
-        check_apart(images, out_dir)
-        config = own_config(images, image_size, backbone, strict, changes)
+        check_apart(images[0], out_dir)
+        config = own_config(images[0], image_size, backbone, strict, changes)
         work, load = own_classes(config, out_dir)
     with _resumable(work), Bar() as bar:
         load = load or labelled_reader(work.config, data_dir, bar)
@@ -142,7 +144,9 @@ def learn(
 
 
 def discover(
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="A directory with a model or a run.")
+    ] = None,
     images: Annotated[
         list[Path] | None,
         typer.Option(help="Your own pictures without labels: a folder or a file; repeatable."),

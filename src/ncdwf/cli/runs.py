@@ -79,6 +79,7 @@ def begin(
 def reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
     """Go on with a run whose pool is known."""
     work = _reopen(resume, changes, *others)
+    check_learnt(resume)
     own = work.config.own
     if own is not None and not own.pool:
         place = shlex.quote(str(resume))

@@ -131,7 +131,7 @@ def unlabelled(paths: Iterable[Path]) -> Listing:
 def labelled_folder(folder: Path) -> Listing:
     """Return the pictures below a folder that has one sub-folder a class, named like the class.
 
-    Deeper sub-folders belong to the class above them.
+    Each file once. Deeper sub-folders belong to the class above them.
     """
     with _reachable(folder):
         found = {name: _pictures_below(path) for name, path in _class_folders(folder).items()}
@@ -143,8 +143,15 @@ def labelled_folder(folder: Path) -> Listing:
                 f"the folder of class {name!r} in {folder} has no pictures; {ENDINGS}, "
                 "or remove the folder"
             )
-    rows = [(path, name) for name, pictures in found.items() for path in pictures]
-    return _listing(rows, folder)
+    rows: dict[str, tuple[Path, str]] = {}
+    for path, name in ((path, name) for name, pictures in found.items() for path in pictures):
+        first, other = rows.setdefault(_place(path), (path, name))
+        if other != name:
+            raise InputError(
+                f"{path} and {first} are one file, of class {name!r} and of class {other!r}; a "
+                "picture has one label"
+            )
+    return _listing(list(rows.values()), folder)
 
 
 def labelled_table(
@@ -241,7 +248,8 @@ def _reachable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path} cannot be searched: {error.strerror or error}") from error
+        place = error.filename or path
+        raise InputError(f"{place} cannot be searched: {error.strerror or error}") from error
 
 
 def _place(path: Path) -> str:
@@ -253,13 +261,26 @@ def _place(path: Path) -> str:
 
 
 def _pictures_below(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and not any(map(_is_hidden, path.relative_to(folder).parts))
-        and path.is_file()
-    )
+    """Return the pictures at any depth, also behind links; every folder is searched once."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found: list[Path] = []
+    searched: set[str] = set()
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        # A link may lead to where the search has been, or round in a circle.
+        is_new = _place(Path(place)) not in searched
+        searched.add(_place(Path(place)))
+        folders[:] = sorted(name for name in folders if is_new and not _is_hidden(name))
+        pictures = (Path(place, name) for name in files if is_new and not _is_hidden(name))
+        found += [path for path in pictures if path.suffix.lower() in SUFFIXES and _is_file(path)]
+    return sorted(found)
+
+
+def _is_file(path: Path) -> bool:
+    """Tell a file from a socket or a pipe; a link to nothing is one that cannot be read."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _is_hidden(name: str) -> bool:

@@ -113,7 +113,9 @@ class Setting:
         """Return the setting called `name`, such as `digits-5-5` or `digits-5-5-proxy-2-3`."""
         match = SETTING_NAME.fullmatch(name)
         if match is None or match["data"] not in DATA_SETS:
-            raise InputError(f"unknown setting {name!r}; there are {', '.join(SETTINGS)}")
+            raise InputError(
+                f"unknown setting {name!r}; there are {', '.join(SETTINGS)}, and others like them"
+            )
         is_proxy = match["proxy_known"] is not None
         num_known, num_novel = int(match["known"]), int(match["novel"])
         num_classes = len(DATA_SETS[match["data"]].class_names)

@@ -148,3 +148,5 @@ def _measure(model: Model, images: Inputs, labels: Labels, config: Config) -> No
                 pictures = augment(part.to(model.device), view, draws[0, 0])
                 sums.add(model.backbone(pictures), targets.to(model.device))
     model.statistics = sums.result(num_views)
+    if not model.statistics.feature_norm > 0:
+        raise InputError("all features of the labelled data are 0; is there any difference in it?")

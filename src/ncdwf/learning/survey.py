@@ -72,14 +72,14 @@ def _check_kept(num_kept: int, num_images: int, num_novel: int) -> None:
     """Refuse what sifting left of a pool if `num_novel` classes cannot be found, or counted."""
     if num_kept == 0:
         raise InputError(f"none of the pool's {num_images} pictures looks novel")
+    verb = "looks" if num_kept == 1 else "look"
     if num_novel == 0 and num_kept < LEAST_POOL:
-        verb = "looks" if num_kept == 1 else "look"
         raise InputError(
             f"{num_kept} of {num_images} pictures {verb} novel; {LEAST_POOL} or more are needed to "
             "count their classes; say how many novel classes there are instead"
         )
     if num_kept < num_novel:
         raise InputError(
-            f"{num_kept} pictures of the pool look novel; {num_novel} novel classes "
-            "cannot be found among them"
+            f"{num_kept} of {num_images} pictures {verb} novel; "
+            f"{counted(num_novel, 'novel class')} cannot be found among them"
         )

@@ -22,7 +22,7 @@ from ncdwf import storage
 from ncdwf.config import Config, from_dict
 from ncdwf.data.inputs import Inputs, Labels, digest
 from ncdwf.data.setting import Setting, Split
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.loop import (
@@ -39,7 +39,7 @@ from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey, check_pool
 from ncdwf.model import Model
 from ncdwf.model.backbone import check_backbone
-from ncdwf.model.model import DESCRIPTION_FILE
+from ncdwf.model.model import DESCRIPTION_FILE, WEIGHTS_FILE
 from ncdwf.recipes import recipe
 from ncdwf.results.environment import environment
 from ncdwf.results.evaluation import Predictions, Scores, evaluate
@@ -137,7 +137,9 @@ class Run:
         """Return the phase that has begun here and not ended, or nothing."""
         if not (self.path / CONFIG_FILE).is_file():
             return ""
-        if not (model_dir(self.path) / DESCRIPTION_FILE).exists():
+        if not any(
+            (place / DESCRIPTION_FILE).exists() for place in (self.path, self.supervised_dir)
+        ):
             return SUPERVISED
         return DISCOVERY if self.is_discovering else ""
 
@@ -182,7 +184,7 @@ class Run:
         )
         try:
             yield checkpoints
-        except InputError:
+        except (InputError, NonFiniteError):
             with suppress(OSError):  # there is something to go on from, or there never was
                 directory.rmdir()
                 directory.parent.rmdir()
@@ -197,7 +199,7 @@ class Run:
         return self.path / "checkpoints" / phase
 
     def _take_back(self) -> None:
-        """Undo `create`: a run whose data is refused could only be refused again."""
+        """Undo `create`: what was refused, or diverged, at once could only do so again."""
         for name in self.made & FILES_OF_BEGIN:
             storage.remove_file(self.path / name)
         for name in self.made & FOLDERS_OF_BEGIN:
@@ -369,7 +371,10 @@ def load_model(path: Path) -> Model:
 
 def model_dir(path: Path) -> Path:
     """Return where the newest model of a run directory is, or of a model directory the same."""
-    newest = path if (path / DESCRIPTION_FILE).exists() else Run(path).supervised_dir
+    run = Run(path)
+    if (path / WEIGHTS_FILE).exists() and not run.is_discovering:
+        return path  # also if its description is lost: the model before it is another one
+    newest = path if (path / DESCRIPTION_FILE).exists() else run.supervised_dir
     return newest if (newest / DESCRIPTION_FILE).exists() else path
 
 
