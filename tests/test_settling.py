@@ -8,7 +8,7 @@ import torch
 from ncdwf.config import Optim
 from ncdwf.learning import settling
 from ncdwf.learning.discovery import Outcome, Teacher
-from ncdwf.learning.settling import calibrate, fit_heads, settle
+from ncdwf.learning.settling import calibrate, divide, fit_heads, settle
 from ncdwf.model import NovelHead
 from ncdwf.model.heads import CosineHead
 from ncdwf.model.identifier import KnownClassIdentifier
@@ -306,11 +306,32 @@ def layers(model):
     return list(model.identifier.parameters())
 
 
-def test_every_tenth_picture_of_the_pool_has_no_part_in_the_fit(known_model, split):
+@pytest.mark.parametrize(
+    ("num_images", "num_unseen"), [(1, 1), (2, 1), (10, 1), (11, 2), (600, 60)]
+)
+def test_a_tenth_of_the_pool_is_kept_out_of_the_fit(num_images, num_unseen):
+    unseen, seen = divide(num_images, 0)
+    assert len(unseen) == num_unseen
+    if num_images > 1:
+        assert sorted([*unseen.tolist(), *seen.tolist()]) == list(range(num_images))
+    else:
+        assert unseen.tolist() == seen.tolist() == [0]
+    assert all(map(torch.equal, divide(num_images, 0), (unseen, seen)))
+
+
+def test_the_tenth_has_no_rhythm():
+    """Classes that come in turn are all in it."""
+    unseen, _ = divide(600, 0)
+    assert set((unseen % 5).tolist()) == set(range(5))
+    assert not torch.equal(unseen, divide(600, 1)[0])
+
+
+def test_what_is_kept_out_has_no_part_in_the_fit(known_model, split):
     images = split.pool_images
+    unseen, seen = divide(len(images), 0)
     poisoned, other = images.clone(), images.clone()
-    poisoned[::10] = 255 - poisoned[::10]
-    other[11] = 255 - other[11]
+    poisoned[unseen] = 255 - poisoned[unseen]
+    other[seen[0]] = 255 - other[seen[0]]
     models = [settled(known_model, pool) for pool in (images, poisoned, other)]
     assert all(map(torch.equal, layers(models[0]), layers(models[1])))
     assert not any(map(torch.equal, layers(models[0]), layers(models[2])))
@@ -321,7 +342,8 @@ def test_every_tenth_picture_of_the_pool_has_no_part_in_the_fit(known_model, spl
 @pytest.mark.parametrize("tau", ["calibrated", 0.4])
 def test_settling_sets_both_thresholds(known_model, split, tau):
     model = settled(known_model, split.pool_images, tau=tau)
-    unseen = model.identifier.novelty(model.features(split.pool_images[::10]))
+    rows, _ = divide(len(split.pool_images), 0)
+    unseen = model.identifier.novelty(model.features(split.pool_images[rows]))
     expected = np.quantile(unseen.detach().numpy(), 0.25)
     assert float(model.identifier.calibrated_tau) == pytest.approx(expected, rel=1e-9)
     assert model.tau == (float(model.identifier.calibrated_tau) if tau == "calibrated" else tau)

@@ -1,6 +1,7 @@
 """What is fitted after discovery, when features no longer move: the heads that answer for the
 known classes, and the threshold between known and novel. No label enters."""
 
+import math
 from typing import Literal
 
 import torch
@@ -17,9 +18,11 @@ from ncdwf.model.heads import CosineHead
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.movement import Movement
 from ncdwf.model.replay import KnownMemory, pick
-from ncdwf.noise import Draw, Noise
+from ncdwf.noise import Draw, Noise, generator
 
 PHASE = "settling"
+UNSEEN = 0.1
+"""Share of the pool that is kept out of the fit, for the threshold."""
 
 
 def settle(
@@ -35,7 +38,7 @@ def settle(
 ) -> None:
     """Fit identifier and known head of `model` to its features as they are now; set thresholds.
 
-    Every tenth picture of the pool is kept out of the fit, for the threshold.
+    A tenth of the pool, drawn by the seed, is kept out of the fit, for the threshold.
 
     Args:
         model: after the last step of discovery.
@@ -50,10 +53,8 @@ def settle(
     identifier = model.identifier
     assert identifier is not None
     features = model.features(outcome.images)
-    position = torch.arange(len(features), device=features.device)
-    unseen = features[position % 10 == 0]
+    unseen, seen = (rows.to(features.device) for rows in divide(len(features), outcome.seed))
     if optim is not None:
-        seen = position % 10 != 0 if len(features) > 1 else position == 0
         epochs = fit_heads(
             identifier,
             model.known_head,
@@ -70,9 +71,19 @@ def settle(
             progress=outcome.progress,
         )
         outcome.history.extend(epochs)
-    calibrated = calibrate(identifier, unseen, lost=novel_lost)
+    calibrated = calibrate(identifier, features[unseen], lost=novel_lost)
     identifier.calibrated_tau.fill_(calibrated)
     identifier.tau.fill_(calibrated if tau == "calibrated" else tau)
+
+
+def divide(num_images: int, seed: int) -> tuple[Int64[Tensor, " unseen"], Int64[Tensor, " seen"]]:
+    """Return the rows of a pool that are kept for the threshold, and those to fit on.
+
+    They are drawn: every tenth in order could be of one class, as cameras and files have rhythms.
+    """
+    order = torch.randperm(num_images, generator=generator(seed, PHASE, "unseen"))
+    num_unseen = math.ceil(UNSEEN * num_images)
+    return order[:num_unseen], order[num_unseen:] if num_images > 1 else order
 
 
 def fit_heads(

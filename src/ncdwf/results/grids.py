@@ -80,6 +80,10 @@ def _half(name: str, title: str, *sets: str) -> Variant:
     return Variant(name=f"half-{name}", title=title, sets=(*HALF, *sets))
 
 
+def _settled(name: str, title: str, *sets: str) -> Variant:
+    return Variant(name=f"settled-{name}", title=title, sets=(*sets, "method.settling.epochs=400"))
+
+
 MAIN = Variant(name="main", title="ncdwf")
 RECIPE = _half("recipe", "the recipe")
 MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
@@ -204,7 +208,11 @@ GRIDS = {
     "digits-mixed": Grid(
         settings=tuple(f"digits-5-5-mixed-{share}" for share in KNOWN_SHARES),
         seeds=(0, 1, 2),
-        variants=(SIFTED, UNSIFTED),
+        # Settled as `own_data` would settle so small a pool.
+        variants=(
+            _settled(SIFTED.name, SIFTED.title, *SIFTED.sets),
+            _settled("main", UNSIFTED.title),
+        ),
     ),
     "digits-imbalance": Grid(
         settings=("digits-5-5", "digits-5-5-imbalance-10"),
