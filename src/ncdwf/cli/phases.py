@@ -182,7 +182,7 @@ def discover(
 
         ncdwf discover known --images unsorted/ --num-novel 5 --out both
 
-        ncdwf discover known --images camera/ --num-novel auto --pool mixed --out both
+        ncdwf discover known --images camera/ -n auto --pool mixed --out both
 
         ncdwf discover known --out both --method ncdwf --set method.tau=0.9
 
