@@ -469,6 +469,25 @@ def test_an_empty_argument_is_refused(call: Call, model_dir: Path) -> None:
     assert answer.err == "ncdwf: an argument is empty; is a variable of the shell not set?\n"
 
 
+def test_pictures_without_any_difference_leave_no_run_behind(call: Call) -> None:
+    for number in range(24):
+        pixels = np.zeros((8, 8), np.uint8)
+        save_picture(Path("same", "ab"[number % 2], f"{number}.png"), pixels)
+    answer = call("learn", "--images", "same", "--out", "new")
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith("ncdwf: all 24 labelled pictures are the same")
+    assert not Path("new").exists()
+
+
+def test_a_reader_that_goes_away_is_nobody_s_fault(model_dir: Path) -> None:
+    command = [sys.executable, "-m", "ncdwf", "inspect", str(model_dir)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_discovery_is_not_resumed_where_nothing_was_learnt(call: Call, own_runs: Path) -> None:
     run = Path(shutil.copytree(own_runs / "known", "run"))
     shutil.rmtree(run / "supervised")
@@ -490,7 +509,7 @@ def test_no_room_for_the_output_is_one_line(verb: str, model_dir: Path) -> None:
             check=False,
         )
     assert done.returncode == 2
-    assert done.stderr == "ncdwf: standard output: No space left on device\n"
+    assert done.stderr == "ncdwf: [Errno 28] No space left on device\n"
 
 
 def test_a_closed_output_is_nobody_s_loss() -> None:

@@ -21,6 +21,8 @@ SETTING_NAME = re.compile(
 """`digits-5-5`; `digits-5-5-proxy-2-3`: 2 + 3 of the 5 known classes, to choose settings on;
 `…-mixed-50`: half of the pool is of known classes; `…-imbalance-10`: its largest class has ten
 times the pictures of its smallest."""
+UNSEEN = 10
+"""One picture of a pool in so many is kept out of the fit after discovery, for the threshold."""
 
 EPOCH_LIMIT = 1_000_000
 """Nobody waits for more; a slip of the finger should not run for ever."""

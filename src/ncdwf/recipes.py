@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ncdwf.config import SETTING_NAME, Config, Discovery, Optim, Supervised, View
+from ncdwf.config import SETTING_NAME, UNSEEN, Config, Discovery, Optim, Supervised, View
 from ncdwf.errors import InputError
 
 PROTECTING = ("ncdwf", "ncdwf-gauss")
@@ -164,7 +164,7 @@ def fit_discovery(
     method = dict(config.method)
     if "settling" in method:
         settling = method["settling"]
-        seen = num_images * 9 // 10  # the threshold takes a tenth
+        seen = num_images - math.ceil(num_images / UNSEEN)
         steps = max(1, seen // settling["batch_size"])
         fewest, most = math.ceil(FEWEST_SETTLING_STEPS / steps), MOST_SETTLING_STEPS // steps
         epochs = max(1, fewest, min(settling["epochs"], most))

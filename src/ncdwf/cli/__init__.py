@@ -54,12 +54,17 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except (NcdwfError, UsageError) as error:
-        message = error.format_message() if isinstance(error, UsageError) else str(error)
-        err.print(f"ncdwf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-        code = 2
+        code = _refuse(error.format_message() if isinstance(error, UsageError) else str(error))
     except OSError as error:  # such as no room left where standard output goes
-        place = error.filename or "standard output"
-        err.print(f"ncdwf: {place}: {error.strerror or error}", style="red", soft_wrap=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left over is not tried again
-        code = 2
+        code = _refuse(str(error))
+        try:
+            sys.stdout.flush()
+        except OSError:  # what is left over is not tried again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
+
+
+def _refuse(message: str) -> int:
+    """Say what is wrong on one line; return the exit code."""
+    err.print(f"ncdwf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return 2

@@ -144,13 +144,14 @@ def labelled_folder(folder: Path) -> Listing:
                 "or remove the folder"
             )
     rows: dict[str, tuple[Path, str]] = {}
-    for path, name in ((path, name) for name, pictures in found.items() for path in pictures):
-        first, other = rows.setdefault(_place(path), (path, name))
-        if other != name:
-            raise InputError(
-                f"{path} and {first} are one file, of class {name!r} and of class {other!r}; a "
-                "picture has one label"
-            )
+    for name, pictures in found.items():
+        for path in pictures:
+            first, other = rows.setdefault(_place(path), (path, name))
+            if other != name:
+                raise InputError(
+                    f"{path} and {first} are one file, of class {name!r} and of class {other!r}; a "
+                    "picture has one label"
+                )
     return _listing(list(rows.values()), folder)
 
 

@@ -114,7 +114,8 @@ class Setting:
         match = SETTING_NAME.fullmatch(name)
         if match is None or match["data"] not in DATA_SETS:
             raise InputError(
-                f"unknown setting {name!r}; there are {', '.join(SETTINGS)}, and others like them"
+                f"unknown setting {name!r}; there are {', '.join(SETTINGS)}, or the same with "
+                "other numbers of classes"
             )
         is_proxy = match["proxy_known"] is not None
         num_known, num_novel = int(match["known"]), int(match["novel"])

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf.config import Engine, Optim
+from ncdwf.config import UNSEEN, Engine, Optim
 from ncdwf.learning.discovery import Outcome, Teacher
 from ncdwf.learning.loop import Batch, History, Progress, TensorSource, Terms, train
 from ncdwf.learning.losses import balanced_binary_cross_entropy
@@ -21,8 +21,6 @@ from ncdwf.model.replay import KnownMemory, pick
 from ncdwf.noise import Draw, Noise, generator
 
 PHASE = "settling"
-UNSEEN = 0.1
-"""Share of the pool that is kept out of the fit, for the threshold."""
 
 
 def settle(
@@ -82,7 +80,7 @@ def divide(num_images: int, seed: int) -> tuple[Int64[Tensor, " unseen"], Int64[
     They are drawn: every tenth in order could be of one class, as cameras and files have rhythms.
     """
     order = torch.randperm(num_images, generator=generator(seed, PHASE, "unseen"))
-    num_unseen = math.ceil(UNSEEN * num_images)
+    num_unseen = math.ceil(num_images / UNSEEN)
     return order[:num_unseen], order[num_unseen:] if num_images > 1 else order
 
 

@@ -60,6 +60,10 @@ def learn_known(
     names = class_names or tuple(str(label) for label in range(num_known))
     if len(names) != num_known:
         raise InputError(f"{len(names)} class names do not match {num_known} known classes")
+    if all(torch.equal(part, images[:1].expand_as(part)) for part in images.split(1024)):
+        raise InputError(
+            f"all {len(images)} labelled pictures are the same; there is nothing to tell apart"
+        )
     settings, device = config.supervised, choose_device(config.device)
     training, held_out = held_out_indices(labels, settings.holdout, seed=config.seed)
     if settings.statistics_from == "held-out":
@@ -148,5 +152,3 @@ def _measure(model: Model, images: Inputs, labels: Labels, config: Config) -> No
                 pictures = augment(part.to(model.device), view, draws[0, 0])
                 sums.add(model.backbone(pictures), targets.to(model.device))
     model.statistics = sums.result(num_views)
-    if not model.statistics.feature_norm > 0:
-        raise InputError("all features of the labelled data are 0; is there any difference in it?")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ncdwf.config import Config, override
-from ncdwf.recipes import recipe
+from ncdwf.recipes import FEWEST_SETTLING_STEPS, recipe
 from ncdwf.results.experiment import complete
 
 CIFAR_SETTINGS = ("cifar10-5-5", "cifar100-80-20", "cifar100-50-50", "cifar100-20-80")
@@ -80,8 +80,10 @@ def _half(name: str, title: str, *sets: str) -> Variant:
     return Variant(name=f"half-{name}", title=title, sets=(*HALF, *sets))
 
 
-def _settled(name: str, title: str, *sets: str) -> Variant:
-    return Variant(name=f"settled-{name}", title=title, sets=(*sets, "method.settling.epochs=400"))
+def _settled(variant: Variant) -> Variant:
+    """Return a variant that is settled as `own_data` would settle so small a pool."""
+    epochs = f"method.settling.epochs={FEWEST_SETTLING_STEPS}"  # of one step or a few
+    return replace(variant, name=f"settled-{variant.name}", sets=(*variant.sets, epochs))
 
 
 MAIN = Variant(name="main", title="ncdwf")
@@ -208,11 +210,7 @@ GRIDS = {
     "digits-mixed": Grid(
         settings=tuple(f"digits-5-5-mixed-{share}" for share in KNOWN_SHARES),
         seeds=(0, 1, 2),
-        # Settled as `own_data` would settle so small a pool.
-        variants=(
-            _settled(SIFTED.name, SIFTED.title, *SIFTED.sets),
-            _settled("main", UNSIFTED.title),
-        ),
+        variants=(_settled(SIFTED), _settled(UNSIFTED)),
     ),
     "digits-imbalance": Grid(
         settings=("digits-5-5", "digits-5-5-imbalance-10"),
