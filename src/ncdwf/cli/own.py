@@ -166,7 +166,10 @@ def _number(text: str | None) -> int:
     if text == "auto":
         return 0
     if not (text.isascii() and text.isdigit() and len(text) <= 7 and int(text) > 0):
-        raise InputError(f"--num-novel {text[:20]}: a whole number from 1 on, or auto, is accepted")
+        raise InputError(
+            f"--num-novel {text[:20]}: a whole number from 1 on, of 7 digits at most, or auto, is "
+            "accepted"
+        )
     return int(text)
 
 

@@ -60,10 +60,6 @@ def learn_known(
     names = class_names or tuple(str(label) for label in range(num_known))
     if len(names) != num_known:
         raise InputError(f"{len(names)} class names do not match {num_known} known classes")
-    if all(torch.equal(part, images[:1].expand_as(part)) for part in images.split(1024)):
-        raise InputError(
-            f"all {len(images)} labelled pictures are the same; there is nothing to tell apart"
-        )
     settings, device = config.supervised, choose_device(config.device)
     training, held_out = held_out_indices(labels, settings.holdout, seed=config.seed)
     if settings.statistics_from == "held-out":
@@ -80,6 +76,10 @@ def learn_known(
     train_images = place(train_images, device)
     train_labels = train_labels.to(train_images.device)
     check_view(settings.view, model.architecture.input_shape, name="supervised.view")
+    if all(torch.equal(part, images[:1].expand_as(part)) for part in images.split(1024)):
+        raise InputError(
+            f"all {len(images)} labelled pictures are the same; there is nothing to tell apart"
+        )
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
         pictures, targets = batch
