@@ -25,8 +25,11 @@ pytestmark = [
 ]
 
 ENGINES: tuple[Engine, ...] = ("eager", "compiled", "captured")
-TOLERANCE = 0.02
-"""Relative. Steps compute in bfloat16 (8 bits) and in another order; one epoch lets it add up."""
+TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.1}
+"""Relative, by the precision of the networks. In bfloat16 (8 bits), as the recipes run, compiled
+and eager networks round differently, and as distillation begins, the distance between two equal
+networks is all rounding; in single precision nothing hides a step that does something else."""
+PRECISIONS = pytest.mark.parametrize("precision", list(TOLERANCES))
 SMALLEST = 0.05
 """A term below this is compared as if it were this large."""
 
@@ -76,7 +79,9 @@ def means(history: loop.History) -> dict[tuple[str, int, str], float]:
 Record = Callable[[str, object], None]
 
 
-def agree(found: dict[Engine, dict[tuple[str, int, str], float]], record: Record) -> None:
+def agree(
+    found: dict[Engine, dict[tuple[str, int, str], float]], tolerance: float, record: Record
+) -> None:
     """Compare every term with that of eager steps; record the largest relative difference."""
     for engine in ENGINES[1:]:
         differences = {
@@ -86,28 +91,38 @@ def agree(found: dict[Engine, dict[tuple[str, int, str], float]], record: Record
         largest = max(differences, key=lambda key: differences[key])
         record(f"{engine} against eager", f"{differences[largest]:.2%} ({largest[2]})")
         # Every one of them: what is not a number is never the largest.
-        assert all(value <= TOLERANCE for value in differences.values()), (engine, differences)
+        assert all(value <= tolerance for value in differences.values()), (engine, differences)
 
 
+@PRECISIONS
 def test_supervised_steps_agree(
-    pictures: tuple[Tensor, Tensor], config: Config, record_property: Record
+    precision: torch.dtype,
+    pictures: tuple[Tensor, Tensor],
+    config: Config,
+    record_property: Record,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(loop, "PRECISION", precision)
     found = {}
     for engine in ENGINES:
         history: loop.History = []
         learn_known(*pictures, replace(config, engine=engine), history=history)
         found[engine] = means(history)
-    agree(found, record_property)
+    agree(found, TOLERANCES[precision], record_property)
 
 
+@PRECISIONS
 @pytest.mark.parametrize("name", ["ncdwf", "uno", "ncdwf-gauss"])
 def test_discovery_steps_agree(
     name: str,
+    precision: torch.dtype,
     known: Model,
     pictures: tuple[Tensor, Tensor],
     config: Config,
     record_property: Record,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(loop, "PRECISION", precision)
     fields = config.method if name == "ncdwf" else {"name": name}
     found = {}
     for engine in ENGINES:
@@ -115,7 +130,7 @@ def test_discovery_steps_agree(
         changed = replace(config, engine=engine)
         discover(known, pictures[0], make_method(fields), changed, history=history)
         found[engine] = means(history)
-    agree(found, record_property)
+    agree(found, TOLERANCES[precision], record_property)
 
 
 def test_no_captured_step_waits_for_the_device(
@@ -154,7 +169,7 @@ def test_a_captured_run_resumes_where_it_stopped(
     discover(known, pictures[0], method, config, checkpoints=checkpoints, history=resumed)
     assert means(resumed).keys() == means(whole).keys()
     for key, wanted in means(whole).items():
-        assert means(resumed)[key] == pytest.approx(wanted, rel=TOLERANCE, abs=1e-3), key
+        assert means(resumed)[key] == pytest.approx(wanted, rel=0.02, abs=1e-3), key
 
 
 def test_capturing_leaves_no_trace(pictures: tuple[Tensor, Tensor], config: Config) -> None:

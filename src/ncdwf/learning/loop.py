@@ -81,10 +81,11 @@ class TensorSource:
     def batch(self, epoch: int, step: int) -> Batch:
         """Return entries `step * batch_size` and on of this epoch's order."""
         if self._order[0] != epoch:
-            home = self._tensors[0].device
-            source = generator(*self._position, epoch, device=home)
-            count = len(self._tensors[0])
-            self._order = (epoch, torch.randperm(count, generator=source, device=home))
+            # Drawn on the host, whose generator is another one than a GPU's: the order, and with
+            # it a resumed run, must not depend on where there was room for the tensors.
+            source = generator(*self._position, epoch)
+            order = torch.randperm(len(self._tensors[0]), generator=source)
+            self._order = (epoch, order.to(self._tensors[0].device))
         chosen = self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
         return tuple(tensor.index_select(0, chosen).to(self.device) for tensor in self._tensors)
 
@@ -322,6 +323,8 @@ def train(
     return run.history
 
 
+PRECISION = torch.bfloat16
+"""What networks compute in on a GPU; weights, losses and updates stay in single precision."""
 NUM_SHAPES = 64
 """Networks, batches and views of so many shapes are compiled in one process."""
 WARM_UP_STEPS = 3
@@ -413,7 +416,7 @@ class _Training:
         for factor, lr in self.lr.items():
             lr.copy_(factor * inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, PRECISION, enabled=self.device.type == "cuda"):
             terms = self.loss(inputs.batch, inputs.noise, inputs.progress)
         total = torch.stack([term.float().mean() for term in terms.values()]).sum()
         total.backward()
