@@ -55,13 +55,14 @@ def scripted(
         temperature=0.1,
         spread="shared-diagonal",
     )
-    head = NovelHead(num_novel=num_novel, num_heads=2, num_hidden=4, num_projected=4)
     model = Model.create(shape, tuple("abcdefgh"[:num_known]), seed=0)
-    model = model.with_novel(head, identifier=True, seed=0)
-    model.best_head.fill_(1)
-    assert model.identifier is not None
-    model.identifier.tau.fill_(0.6)
-    best = F.one_hot(torch.tensor(novel), num_novel).float()
+    if num_novel:
+        head = NovelHead(num_novel=num_novel, num_heads=2, num_hidden=4, num_projected=4)
+        model = model.with_novel(head, identifier=True, seed=0)
+        model.best_head.fill_(1)
+        assert model.identifier is not None
+        model.identifier.tau.fill_(0.6)
+    best = F.one_hot(torch.tensor(novel), max(1, num_novel)).float()
     every_known = F.one_hot(torch.tensor(known), num_known).float()
 
     def outputs(features: Tensor) -> Outputs:
@@ -88,6 +89,14 @@ FIRST = scripted(
     novel=[0] * 6 + [1, 1, 0] + [0] * 3 + [0] * 6 + [0] * 8 + [1] * 4 + [0] * 3 + [1] + [0] * 8,
     # Of the labelled test pictures two are taken for novel, of class 2 one for known.
     routed=[1] * 18 + [1, 1] + [0] * 6 + [0] + [1] * 7 + [1] * 8,
+)
+PROMOTED = scripted(
+    4,
+    0,
+    # Of class 0 one picture is taken for class 3, of class 2 one for class 0.
+    known=[0] * 18 + [2, 0, 0, 0] + [1] * 4 + [0, 3, 3, 3] + [2] * 4 + [0] * 8,
+    novel=[0] * 42,
+    routed=[0] * 42,
 )
 SECOND = scripted(
     4,
@@ -126,6 +135,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Given:
         return SECOND
 
     monkeypatch.setattr(rounds, "discover", discover)
+    monkeypatch.setattr(rounds, "promote", lambda model, **arguments: PROMOTED)
     monkeypatch.setattr(Model, "load", lambda path: FIRST)
     return given
 
@@ -138,6 +148,9 @@ def test_scores_after_each_round_by_hand(toy: Given, tmp_path: Path) -> None:
         # Two and one less for being routed wrongly. (Class 1's wrong picture is another.)
         "strict": {"labelled": 62.5, "round 1": 75.0},
     }
+    # 3 + 4 of 8 and 3 + 4 of 8; there is no other head that a picture could be lost to.
+    assert scores["promoted"]["aware"] == {"labelled": 87.5, "round 1": 87.5}
+    assert scores["promoted"]["strict"] == scores["promoted"]["aware"]
     assert scores["round 2"] == {
         # 3 + 4 of 8. Of class 2 half, of class 3 all: its clusters keep their class, which they
         # would not have if the names were matched anew. 4 + 2 of 8.
@@ -147,13 +160,21 @@ def test_scores_after_each_round_by_hand(toy: Given, tmp_path: Path) -> None:
 
 
 def test_the_second_round_gets_the_pictures_of_its_classes_alone(
-    toy: Given, tmp_path: Path
+    toy: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(tiny_recipe("toy-2-2"), snapshot_epochs=3, seed=5)
     run = Run.create(tmp_path, config)
+    promoted: list[tuple[Model, object]] = []
+
+    def promote(model: Model, **arguments: object) -> Model:
+        promoted.append((model, arguments))
+        return PROMOTED
+
+    monkeypatch.setattr(rounds, "promote", promote)
     after_each_round(run)
+    assert promoted == [(FIRST, {"seed": 5, "engine": config.engine})]
     ((model, images, used),) = toy
-    assert model is FIRST
+    assert model is FIRST  # it makes one head of them itself
     assert images[:, 0, 0, 0].tolist() == list(range(12, 18))
     assert used == replace(run.config, snapshot_epochs=0)
 
@@ -212,6 +233,7 @@ def test_both_kinds_of_rounds_are_kept_beside_the_results(
     both = {**kept["rounds"], **kept["one-round"]}
     for name, groups in (
         ("round 1", {"labelled", "round 1"}),
+        ("promoted", {"labelled", "round 1"}),
         ("round 2", {"labelled", "round 1", "round 2"}),
         ("one round", {"labelled", "round 1", "round 2"}),
     ):
@@ -230,7 +252,7 @@ def test_the_first_round_has_the_scores_of_its_run(
     run = Run.open(path / "work" / TWO.name)
     before = fingerprint(Model.load(run.path))
     again = after_each_round(run)
-    assert again == {name: kept["rounds"][name] for name in ("round 1", "round 2")}
+    assert again == {name: kept["rounds"][name] for name in ("round 1", "promoted", "round 2")}
     assert fingerprint(Model.load(run.path)) == before  # the run is left as it was
     line = find(read_lines(path / "results" / "runs.jsonl"), TWO)
     assert line is not None

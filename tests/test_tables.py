@@ -52,6 +52,7 @@ OBSERVED = {
     "rounds": {
         "cell": "a",
         "round 1": observation(80.0, 70.0),
+        "promoted": observation(68.0, 69.0),
         "round 2": observation(75.0, 60.5, 50.0),
     },
     "one-round": {"cell": "b", "one round": observation(78.0, 66.0, 64.125)},
@@ -169,18 +170,26 @@ def test_the_rounds_table_stands_apart_after_each_round(found: dict[str, str]) -
         *("task-aware: labelled", "task-aware: round 1", "task-aware: round 2")
     ]
     assert row(table, "after the first round")[1:] == ["80.00", "70.00", "", "70.00", "60.00", ""]
+    assert row(table, "then, one head for all of them")[1:3] == ["68.00", "69.00"]
     assert row(table, "after the second round")[1:] == [
         *("75.00", "60.50", "50.00", "65.00", "50.50", "40.00")
     ]
     assert row(table, "both pools in one round")[3:5] == ["64.12", "68.00"]
-    assert len(table.splitlines()) == 5  # head, rule and these
+    assert len(table.splitlines()) == 6  # head, rule and these
 
 
 @pytest.mark.parametrize(
     ("kept", "first"),
     [
         (set(), []),
-        ({"rounds"}, ["after the first round", "after the second round"]),
+        (
+            {"rounds"},
+            [
+                "after the first round",
+                "then, one head for all of them",
+                "after the second round",
+            ],
+        ),
         ({"one-round"}, ["both pools in one round"]),
     ],
 )

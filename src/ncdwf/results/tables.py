@@ -66,6 +66,7 @@ def rounds_table(observed: Mapping[str, Any]) -> str:
     """Return the accuracy on the classes of each round, after each."""
     titles = {
         "round 1": "after the first round",
+        "promoted": "then, one head for all of them",
         "round 2": "after the second round",
         "one round": "both pools in one round",
     }
