@@ -2,9 +2,9 @@
 
     python benchmarks/speed.py --records benchmarks/RECORDS.md
 
-A ceiling is the network alone: forward, backward and SGD on data that is there already, in
-bfloat16, channels last, compiled, captured as a CUDA graph. Everything else goes through the same
-calls as a real run (`learn_known`, `discover`) on random pictures.
+A ceiling is the network alone: forward, backward and SGD on data that is there already, in the
+precision of the steps, channels last, compiled, captured as a CUDA graph. Everything else goes
+through the same calls as a real run (`learn_known`, `discover`) on random pictures.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, override
 from ncdwf.learning.discovery import discover, make_method
-from ncdwf.learning.loop import History, Quiet
+from ncdwf.learning.loop import PRECISION, History, Quiet
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import BACKBONES
@@ -77,7 +76,7 @@ def bare_step(
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
     def work() -> None:
-        with torch.autocast("cuda", torch.bfloat16), torch.set_grad_enabled(train):
+        with torch.autocast("cuda", PRECISION), torch.set_grad_enabled(train):
             loss = forward(inputs).float().square().mean()
         if train:
             optimizer.zero_grad(set_to_none=True)
@@ -258,7 +257,12 @@ def table() -> Iterator[str]:
 def main() -> None:
     """Print the table; with `--records` add it to that file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=Path, help="Markdown file to add the table to")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        default=Path(os.devnull),
+        help="Markdown file to add the table to, line by line as it is measured",
+    )
     parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -266,13 +270,9 @@ def main() -> None:
     if arguments.first_step:
         print(first_step())
         return
-    lines = itertools.chain([f"## {in_brief()}", ""], table())
-    with arguments.records.open("a") if arguments.records else nullcontext() as file:
-        if file is not None:
-            file.write("\n")
-        for line in lines:  # each as it is measured: all of them take ten minutes
-            print(line, flush=True)
-            if file is not None:
+    with arguments.records.open("a") as records:
+        for line in itertools.chain(["", f"## {in_brief()}", ""], table()):
+            for file in (sys.stdout, records):
                 print(line, file=file, flush=True)
 
 
