@@ -40,7 +40,7 @@ def after_each_round(run: Run, data_dir: Path | None = None) -> dict[str, Any]:
     class_of = np.concatenate([np.arange(known), _found(model, first, labels)])
     so_far = dict(list(groups.items())[:2])
     config = replace(run.config, snapshot_epochs=0)
-    # `discover` does the same with it; without it nobody could tell what which of them costs.
+    # `discover` begins with the same; its score tells what one head costs and what the round does.
     promoted = promote(model, seed=config.seed, engine=config.engine)
     scores = {
         "round 1": _scores(model, split, class_of, so_far),
