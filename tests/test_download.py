@@ -467,6 +467,13 @@ def test_cifar_is_downloaded_once_and_read(
     assert ear.heard[0] == ("start", "download", archive.source.num_bytes, 0)
 
 
+def test_a_wrong_place_leaves_no_folder(server: Server, tmp_path: Path) -> None:
+    server.status = 404
+    with pytest.raises(InputError):
+        get(server.source(b""), tmp_path / "slip" / "of")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_cifar_that_cannot_be_had_says_what_to_do(server: Server, tmp_path: Path) -> None:
     archive = replace(CIFAR10, source=server.source(b""))
     server.status = 404

@@ -383,6 +383,26 @@ def test_a_directory_is_locked_once_at_a_time(tmp_path):
         pass
 
 
+def test_a_directory_made_for_a_lock_is_gone_after_an_error_unless_it_holds_something(tmp_path):
+    def fail(*files):
+        for file in files:
+            file.touch()
+        raise KeyError
+
+    made = tmp_path / "a" / "b"
+    with pytest.raises(KeyError), storage.locked(made):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyError), storage.locked(made):
+        fail(made / "file")
+    assert {path.name for path in made.iterdir()} == {".lock", "file"}
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    with pytest.raises(KeyError), storage.locked(mine):
+        fail()
+    assert mine.exists()
+
+
 def test_a_lock_is_given_back_after_an_error(tmp_path):
     with pytest.raises(KeyError), storage.locked(tmp_path):
         raise KeyError

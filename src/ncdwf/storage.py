@@ -186,8 +186,11 @@ def remove_file(path: Path) -> None:
 def locked(directory: Path) -> Iterator[None]:
     """Hold `directory` for this process; a second process gets one clear line.
 
-    The lock belongs to the open file, so it is gone when the process is, however it ended.
+    The lock belongs to the open file, so it is gone when the process is, however it ended. A
+    directory that was not there is gone again if an error leaves it empty: it may be a slip of the
+    finger.
     """
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
     path = make_directory(directory) / LOCK_FILE
     with _explained(path):
         file = path.open("a")
@@ -196,7 +199,15 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"{directory} is in use by another process") from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if missing and list(directory.iterdir()) == [path]:
+                remove_file(path)
+                with contextlib.suppress(OSError):  # somebody else has put something there
+                    for place in missing:
+                        place.rmdir()
+            raise
 
 
 @contextlib.contextmanager
