@@ -496,16 +496,22 @@ def test_discovery_is_not_resumed_where_nothing_was_learnt(call: Call, own_runs:
     assert answer.err.endswith("go on with it: ncdwf learn --resume run\n")
 
 
-@pytest.mark.parametrize("verb", ["list", "inspect"])
+@pytest.mark.parametrize("verb", ["list", "inspect", "predict"])
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_no_room_for_the_output_is_one_line(verb: str, model_dir: Path) -> None:
-    words = [verb, str(model_dir)][: 1 + (verb == "inspect")]
+def test_no_room_for_the_output_is_one_line(verb: str, model_dir: Path, photos: Path) -> None:
+    words = {
+        "list": ["list"],
+        "inspect": ["inspect", model_dir],
+        # Its lines wait in a buffer until the end.
+        "predict": ["predict", model_dir, photos / "large.png", "--format", "csv"],
+    }[verb]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ncdwf", *words],
+            [sys.executable, "-m", "ncdwf", *map(str, words)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": ""},
             check=False,
         )
     assert done.returncode == 2
@@ -1048,8 +1054,12 @@ OWN_BAD = {
         f"{text!r} for a number of classes": discover_own(
             "--images", "pool", "-n", text, said=(f"--num-novel {text}: a whole number from 1 on",)
         )
-        for text in ("0", "two", "2.5", "٣", "000000000")
+        for text in ("0", "two", "2.5", "٣", "000000000", "10000000")
     },
+    "a number of classes of 5,000 digits": discover_own(
+        *("--images", "pool", "-n", "9" * 5000),
+        said=("--num-novel 99999999999999999999: a whole number from 1 on, of 7 digits at most",),
+    ),
     "a pool of another kind": discover_own(
         *("--images", "pool", "-n", "2", "--pool", "some"),
         said=("config.discovery.pool='some' is not one of ('novel', 'mixed')",),

@@ -1257,6 +1257,12 @@ def test_novel_classes_are_counted_in_whole_numbers(learnt, num_novel):
     )
 
 
+def test_a_model_of_the_command_line_is_said_to_be_one(tmp_path, learnt):
+    learnt.model_.save(tmp_path)
+    with pytest.raises(InputError, match=r"a model alone, .* is read by ncdwf\.Model\.load"):
+        NovelClassDiscoverer.load(tmp_path)
+
+
 def test_what_could_not_be_loaded_is_not_saved(tmp_path, learnt):
     finder = copy.copy(learnt).set_params(num_novel=2.0)
     refused("num_novel=2.0 should be", finder.save, tmp_path / "kept")
