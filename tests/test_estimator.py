@@ -1299,19 +1299,20 @@ def test_auto_is_a_parameter_that_is_saved(tmp_path):
 
 
 def test_known_rows_of_a_mixed_pool_are_left_out(learnt):
+    labelled, classes = blobs(100, seed=1, classes=(0, 1))
     pool, codes = blobs(30, seed=4)
     finder = short().set_params(settings={**SHORT, **REPLAY, "supervised.optim.epochs": 20})
-    finder.fit(X, Y).discover(pool, pool="mixed")
+    finder.fit(labelled, classes).discover(pool, pool="mixed")
     sifted = finder.survey_.sifted
     kept = sifted.is_kept.numpy()
     assert kept[codes >= 2].mean() > 0.9
-    assert kept[codes < 2].mean() < 0.2
+    assert kept[codes < 2].mean() < 0.3
     assert 0.3 < sifted.known_share < 0.7
     assert finder.config_.discovery.pool == "mixed"
     assert copy.copy(learnt).discover(POOL).survey_.sifted is None
 
 
-@pytest.mark.parametrize(("share", "warnings"), [(0.95, 0), (0.964, 1)])
+@pytest.mark.parametrize(("share", "warnings"), [(0.75, 0), (0.764, 1)])
 def test_a_pool_that_is_known_almost_all_of_it_is_warned_of(
     monkeypatch, caplog, learnt, share, warnings
 ):
@@ -1319,7 +1320,7 @@ def test_a_pool_that_is_known_almost_all_of_it_is_warned_of(
     monkeypatch.setattr("ncdwf.learning.survey.sift", lambda *_, **__: everything)
     with caplog.at_level(logging.WARNING, logger="ncdwf.estimator"):
         copy.copy(learnt).discover(POOL, pool="mixed")
-    said = "about 96 % of the pool is of known classes: what was found may be no class"
+    said = "76 % of the pool or more is of known classes: what was found may be no class"
     assert [record.getMessage() for record in caplog.records] == [said] * warnings
 
 

@@ -84,6 +84,7 @@ def with_statistics(model, seed=0):
         statistics.spread.uniform_(0.5, 1.5, generator=source)
         statistics.counts.random_(1, 10, generator=source)
         statistics.feature_norm.uniform_(1, 2, generator=source)
+        statistics.angles.uniform_(0, 1, generator=source)
     return model
 
 
@@ -792,13 +793,13 @@ def test_flipped_bits_and_cuts_in_the_weights_are_refused(saved, place, bit, cut
         ("[1, 2]", "does not describe a model of ncdwf"),
         ('"format"', "does not describe a model of ncdwf"),
         ("{}", "does not describe a model of ncdwf"),
-        ('{"format": 2, "format": 1}', "a key stands twice"),
-        ('{"format": 2, "x": NaN}', "NaN is not allowed"),
-        ('{"format": 2, "x": 1e999}', "1e999 is too large"),
-        ('{"format": 2, "x": ' + 100_000 * "[", "recursion"),
-        ('{"format": 2, "x": "\\ud800"}', "damaged or was changed"),
-        ('{"format": 2, "x": ' + 600 * "[" + 600 * "]" + "}", "damaged or was changed"),
-        ('{"format": 2}', "damaged or was changed"),
+        ('{"format": 3, "format": 1}', "a key stands twice"),
+        ('{"format": 3, "x": NaN}', "NaN is not allowed"),
+        ('{"format": 3, "x": 1e999}', "1e999 is too large"),
+        ('{"format": 3, "x": ' + 100_000 * "[", "recursion"),
+        ('{"format": 3, "x": "\\ud800"}', "damaged or was changed"),
+        ('{"format": 3, "x": ' + 600 * "[" + 600 * "]" + "}", "damaged or was changed"),
+        ('{"format": 3}', "damaged or was changed"),
         ('{"format": 1}', f"has format 1; this version of ncdwf reads {FORMAT}"),
         ('{"format": [1]}', "has format [1]"),
     ],
@@ -943,7 +944,7 @@ def test_what_outlives_the_pool_is_told_and_fits_what_outlives_the_labelled_data
     holdings = {holding.name: holding for holding in model.holdings()}
     told = {name: h for name, h in holdings.items() if name.startswith("novel_statistics.")}
     assert {h.derived_from for h in told.values()} == {
-        "the pool: each novel class's mean feature, spread, size"
+        "the pool: each novel class's mean feature, spread, size, angles"
     }
     # 256 features; three novel classes, where there are two known ones.
     shapes = {"shared-diagonal": (256,), "shared": (256, 256), "per-class": (3, 256, 256)}
@@ -952,6 +953,7 @@ def test_what_outlives_the_pool_is_told_and_fits_what_outlives_the_labelled_data
         "novel_statistics.spread": shapes[spread],
         "novel_statistics.counts": (3,),
         "novel_statistics.feature_norm": (),
+        "novel_statistics.angles": (3, 32),
     }
     assert not any(h.name.startswith("novel") for h in known_model(spread=spread).holdings())
 

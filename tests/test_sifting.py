@@ -10,6 +10,7 @@ from torch import nn
 from ncdwf.learning.rounds import promote
 from ncdwf.learning.sifting import Sifted, sift
 from ncdwf.model import Architecture, Model
+from ncdwf.model.statistics import quantiles
 
 SIZE = 8
 # Three known classes and two novel ones, each along an axis of its own.
@@ -22,7 +23,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def vector_model(spread="shared-diagonal"):
+def vector_model(spread="shared-diagonal", deviation=DEVIATION):
     """Return a model that takes vectors for features and has the statistics of known classes."""
     shape = Architecture(
         backbone="custom",
@@ -34,11 +35,15 @@ def vector_model(spread="shared-diagonal"):
     model = Model.create(shape, ("ant", "bee", "cat"), seed=0, backbone=nn.Identity()).eval()
     with torch.no_grad():
         model.known_head.prototypes.copy_(MEANS[:NUM_KNOWN])
-    variance = DEVIATION**2 * (torch.ones(SIZE) if "diagonal" in spread else torch.eye(SIZE))
+    variance = deviation**2 * (torch.ones(SIZE) if "diagonal" in spread else torch.eye(SIZE))
     model.statistics.means.copy_(MEANS[:NUM_KNOWN])
     model.statistics.spread.copy_(variance.expand_as(model.statistics.spread))
     model.statistics.counts.fill_(100)
     model.statistics.feature_norm.fill_(4)
+    for label in range(NUM_KNOWN):
+        labelled = MEANS[label] + deviation * normal(3000, SIZE, seed=99 + label)
+        angles = model.statistics.angles_to(labelled)[:, label]
+        model.statistics.angles[label] = quantiles(angles, torch.ones(len(angles)))
     return model
 
 
@@ -61,7 +66,7 @@ def test_nothing_is_left_out_of_a_purely_novel_pool(num_images):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_known_vectors_are_left_out_and_novel_ones_kept(spread, seed):
     pool, is_known = vectors(500, 500, seed=seed)
-    is_kept = sift(vector_model(spread), pool, seed=seed).is_kept
+    is_kept = sift(vector_model(spread), pool).is_kept
     assert is_kept.shape == is_known.shape
     assert is_kept[is_known].float().mean() < 0.1
     assert is_kept[~is_known].float().mean() > 0.95
@@ -71,7 +76,7 @@ def test_known_vectors_are_left_out_and_novel_ones_kept(spread, seed):
 def test_the_estimated_share_is_near_the_truth(percent):
     for seed in range(3):
         pool, _ = vectors(50 * percent, 50 * (100 - percent), seed=seed)
-        found = sift(vector_model(), pool, seed=seed)
+        found = sift(vector_model(), pool)
         # The least of many noisy ratios is taken, so the estimate errs on the low side.
         assert percent / 100 - 0.13 < found.known_share < percent / 100 + 0.02
 
@@ -80,9 +85,7 @@ def test_what_scores_below_all_that_is_remembered_is_novel():
     # The same vectors, once as wide as the statistics say and once ten times wider.
     pool, _ = vectors(300, 300)
     assert not sift(vector_model(), pool).is_kept.all()
-    narrow = vector_model()
-    narrow.statistics.spread.div_(100)
-    found = sift(narrow, pool)
+    found = sift(vector_model(deviation=DEVIATION / 10), pool)
     assert found.is_kept.all()
     assert found.known_share < 0.05
 
@@ -103,18 +106,49 @@ def test_what_is_kept_goes_with_the_vector_and_not_with_its_place():
     assert moved.known_share == pytest.approx(first.known_share)
 
 
-def test_the_seed_decides_the_samples_and_nothing_else_does():
+def test_nothing_is_drawn_and_nothing_changed():
     model = vector_model()
     pool, _ = vectors(3000, 3000)
     before = fingerprint(model)
     torch.manual_seed(1)
     with unchanged_global_state():
-        first = sift(model, pool, seed=3)
+        first = sift(model, pool)
     torch.manual_seed(2)
-    again, other = sift(model, pool, seed=3), sift(model, pool, seed=4)
-    assert first.known_share == again.known_share != other.known_share
+    again = sift(model, pool)
+    assert first.known_share == again.known_share
     assert first.is_kept.equal(again.is_kept)
     assert fingerprint(model) == before
+
+
+def test_pictures_that_lie_farther_out_than_those_with_labels_make_the_share_too_low():
+    # As those do that a network was not trained on; novel ones are kept all the same.
+    labels = torch.arange(1000) % 5
+    pool = MEANS[labels] + 1.2 * DEVIATION * normal(1000, SIZE)
+    found = sift(vector_model(), pool)
+    assert 0.1 < found.known_share < 0.6
+    assert found.is_kept[labels >= NUM_KNOWN].float().mean() > 0.95
+
+
+def test_which_known_classes_are_there_makes_no_difference():
+    # One class lies four times as close around its mean as the others do.
+    model = vector_model()
+    model.statistics.angles[0] = vector_model(deviation=DEVIATION / 4).statistics.angles[0]
+    near = MEANS[0] + DEVIATION / 4 * normal(300, SIZE, seed=1)
+    wide = MEANS[1] + DEVIATION * normal(300, SIZE, seed=2)
+    novel, _ = vectors(0, 300)
+    for known in (near, wide):
+        found = sift(model, torch.cat([known, novel]))
+        assert found.known_share == pytest.approx(0.45, abs=0.1)
+        assert found.is_kept[:300].float().mean() < 0.1
+        assert found.is_kept[300:].float().mean() > 0.95
+
+
+def test_where_no_angle_was_measured_all_is_kept():
+    model = vector_model()
+    model.statistics.angles.zero_()
+    found = sift(model, vectors(100, 100)[0])
+    assert found.is_kept.all()
+    assert found.known_share == 0
 
 
 @pytest.mark.parametrize("direction", range(5))
@@ -134,11 +168,8 @@ def test_vectors_that_are_all_the_same_have_an_answer(value):
 
 
 def test_classes_without_any_spread_have_an_answer():
-    # All samples of a class are its mean: every threshold is the same.
-    model = vector_model()
-    model.statistics.spread.zero_()
     pool, is_known = vectors(100, 100)
-    found = sift(model, pool)
+    found = sift(vector_model(deviation=0.0), pool)
     assert found.is_kept[~is_known].all()
     assert 0 <= found.known_share <= 1
 
@@ -146,7 +177,7 @@ def test_classes_without_any_spread_have_an_answer():
 def test_a_pool_of_known_vectors_is_said_to_be_known():
     for seed in range(3):
         pool, _ = vectors(1000, 0, seed=seed)
-        found = sift(vector_model(), pool, seed=seed)
+        found = sift(vector_model(), pool)
         assert found.known_share > 0.8
 
 
@@ -166,7 +197,7 @@ def test_nothing_is_left_out_of_novel_pictures(known_model, split):
 def test_known_pictures_are_left_out_and_their_share_is_told(known_model, known_classes):
     images, is_known = pool_of(100, known_classes)
     found = sift(known_model, images)
-    assert found.is_kept[is_known].float().mean() < 0.1
+    assert found.is_kept[is_known].float().mean() < 0.2
     assert found.is_kept[~is_known].float().mean() > 0.9
     assert found.known_share == pytest.approx(float(is_known.float().mean()), abs=0.15)
 
@@ -180,11 +211,11 @@ def test_a_pool_of_one_picture_has_an_answer(known_model, place):
 
 
 def test_a_model_of_a_later_round_knows_the_classes_of_the_earlier_ones(found_model):
-    images, _ = pool_of(100, 4)
-    found = sift(promote(found_model, seed=0), images)
-    # Nothing in this pool is novel to it; novel pictures of the first round are among the known.
-    assert found.known_share > 0.5
+    novel, _ = pool_of(100, 0)
+    # Novel in the first round, these are known to the second.
+    assert sift(found_model, novel).known_share < 0.05
+    assert sift(promote(found_model, seed=0), novel).known_share > 0.3
 
 
 def test_no_label_is_needed():
-    assert set(inspect.signature(sift).parameters) == {"model", "images", "seed"}
+    assert set(inspect.signature(sift).parameters) == {"model", "images"}

@@ -1,3 +1,4 @@
+import math
 import re
 
 import numpy as np
@@ -9,7 +10,14 @@ from torch.nn import functional as F
 
 from ncdwf.errors import InputError
 from ncdwf.model.initialise import build
-from ncdwf.model.statistics import Accumulator, ClassStatistics, joined, soft_statistics
+from ncdwf.model.statistics import (
+    NUM_LEVELS,
+    Accumulator,
+    ClassStatistics,
+    joined,
+    quantiles,
+    soft_statistics,
+)
 from ncdwf.noise import generator
 
 SPREADS = ("shared-diagonal", "shared", "per-class")
@@ -20,7 +28,9 @@ def measure(features, labels, spread, *, parts=1, views=1, num_known=None):
     sums = Accumulator(num_known, features.shape[1], spread, torch.device("cpu"))
     for some, their in zip(features.chunk(parts), labels.chunk(parts), strict=True):
         sums.add(some, their)
-    return sums.result(views)
+    statistics = sums.result(views)
+    statistics.measure_angles(statistics.angles_to(features)[range(len(labels)), labels], labels)
+    return statistics
 
 
 def sample(seed=0, num_images=60, num_known=3, num_features=4):
@@ -117,7 +127,7 @@ def test_statistics_start_empty_and_are_stored_whole(spread, shape):
     statistics = build(lambda: ClassStatistics(3, 4, spread), generator(0))
     assert statistics.spread.shape == shape
     assert not any(tensor.any() for tensor in statistics.state_dict().values())
-    assert set(statistics.state_dict()) == {"means", "spread", "counts", "feature_norm"}
+    assert set(statistics.state_dict()) == {"means", "spread", "counts", "feature_norm", "angles"}
     assert not list(statistics.parameters())
 
 
@@ -204,6 +214,43 @@ def test_a_spread_of_members_to_a_degree_is_never_negative():
     features = torch.rand(1, 100, generator=source).expand(50, 100)
     spread = soft_statistics(features, memberships, "shared-diagonal").spread
     assert (spread >= 0).all()
+
+
+# How far pictures lie from the means
+
+
+def test_angles_are_those_between_features_and_means():
+    statistics = ClassStatistics(2, 2, "shared-diagonal")
+    statistics.means = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
+    angles = statistics.angles_to(torch.tensor([[1.0, 0.0], [2.0, 2.0], [0.0, -5.0]]))
+    quarter = math.pi / 4
+    expected = torch.tensor([[0, 2 * quarter], [quarter, quarter], [2 * quarter, 4 * quarter]])
+    assert torch.allclose(angles, expected, atol=1e-3)
+
+
+def test_quantiles_are_evenly_spaced_and_values_count_by_their_degrees():
+    values = torch.randperm(3200).float()
+    even = quantiles(values, torch.ones(3200))
+    assert even.tolist() == [49 + 100 * level for level in range(NUM_LEVELS)]
+    assert quantiles(values, (values < 320).float()).tolist() == [4 + 10 * n for n in range(32)]
+    assert quantiles(values, torch.zeros(3200)).tolist() == [0] * NUM_LEVELS
+    assert quantiles(torch.tensor([7.0]), torch.tensor([0.1])).tolist() == [7] * NUM_LEVELS
+
+
+def test_pictures_of_every_class_have_every_rank_equally_often():
+    source = torch.Generator().manual_seed(0)
+    means, width = 9 * torch.eye(4)[:3], torch.tensor([0.1, 0.5, 1.5])
+    labels = torch.arange(9600) % 3
+    noise = width[labels, None] * torch.randn(9600, 4, generator=source)
+    features = means[labels] + noise
+    statistics = measure(features, labels, "shared-diagonal")
+    ranks = statistics.rank(features)
+    for label in range(3):
+        counts = torch.bincount(ranks[labels == label], minlength=NUM_LEVELS + 1)
+        assert (counts[1:-1] - 100).abs().max() <= 2
+    # By the measure of its own class: what is near in one is far in another.
+    assert statistics.rank(torch.tensor([[9.0, 0.5, 0.5, 0.5]])) == NUM_LEVELS
+    assert statistics.rank(torch.tensor([[0.5, 0.5, 9.0, 0.5]])) < 4
 
 
 # Known and novel classes together

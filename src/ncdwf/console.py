@@ -107,7 +107,7 @@ def print_survey(found: Survey) -> None:
         share, total = found.sifted.known_share, len(found.sifted.is_kept)
         left_out = total - int(found.sifted.is_kept.sum())
         told = (
-            f"About {share:.0%} of the pool is of known classes: {left_out:,} of "
+            f"{share:.0%} of the pool or more is of known classes: {left_out:,} of "
             f"{counted(total, 'picture')} {'is' if left_out == 1 else 'are'} left out."
         )
         if found.sifted.is_mostly_known:

@@ -193,7 +193,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         sifted = self.survey_.sifted
         if sifted is not None and sifted.is_mostly_known:
             log.warning(
-                "about %.0f %% of the pool is of known classes: what was found may be no class",
+                "%.0f %% of the pool or more is of known classes: what was found may be no class",
                 100 * sifted.known_share,
             )
         self.classes_ = with_novel(self.classes_, self.model_.novel_names)

@@ -1,5 +1,6 @@
 """The supervised phase: learn the known classes, keep their statistics, forget the pictures."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -142,13 +143,24 @@ def _measure(model: Model, images: Inputs, labels: Labels, config: Config) -> No
     view = settings.view if augmented else View()
     num_views = settings.statistics_views if augmented else 1
     sums = Accumulator(model.num_known, model.backbone.num_features, settings.spread, model.device)
-    source = generator(config.seed, "statistics", device=model.device)
-    model.eval()
-    with torch.no_grad():
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        source = generator(config.seed, "statistics", device=model.device)
         for _ in range(num_views):
             for part, targets in zip(torch.split(images, 1024), labels.split(1024), strict=True):
                 wanted = view_draw(view, 1, len(part), model.architecture.input_shape)
                 draws = draw({"view": wanted}, 1, source)["view"]
                 pictures = augment(part.to(model.device), view, draws[0, 0])
-                sums.add(model.backbone(pictures), targets.to(model.device))
-    model.statistics = sums.result(num_views)
+                yield model.backbone(pictures), targets.to(model.device)
+
+    model.eval()
+    with torch.no_grad():
+        for features, targets in batches():
+            sums.add(features, targets)
+        model.statistics = sums.result(num_views)
+        # Once more the same: how far they lie from the means can be told when there are means.
+        angles, classes = [], []
+        for features, targets in batches():
+            angles.append(model.statistics.angles_to(features).gather(1, targets[:, None])[:, 0])
+            classes.append(targets)
+    model.statistics.measure_angles(torch.cat(angles), torch.cat(classes))

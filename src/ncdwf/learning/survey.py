@@ -60,7 +60,7 @@ def survey(model: Model, images: Inputs, config: Config) -> Survey:
     """Find out what discovery needs to know of a pool and the configuration leaves open."""
     settings, sifted, count = config.discovery, None, None
     if settings.pool == "mixed":
-        sifted = sift(model, images, seed=config.seed)
+        sifted = sift(model, images)
         images = images[sifted.is_kept]
         _check_kept(len(images), len(sifted.is_kept), settings.num_novel)
     if settings.num_novel == 0:

@@ -34,7 +34,7 @@ from ncdwf.model.initialise import build
 from ncdwf.model.statistics import ClassStatistics, joined
 from ncdwf.noise import generator
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS_FILE = "model.safetensors"
 DESCRIPTION_FILE = "model.json"
 EVALUATION_BATCH = 1024
@@ -52,7 +52,8 @@ DERIVED_FROM = {
     "statistics.spread": "labelled pictures, carried along by discovery: spread around the means",
     "statistics.counts": "labelled pictures: how many of each class",
     "statistics.feature_norm": "labelled pictures, carried along by discovery: mean feature length",
-    "novel_statistics": "the pool: each novel class's mean feature, spread, size",
+    "statistics.angles": "labelled pictures: how far those of a class lie from its mean",
+    "novel_statistics": "the pool: each novel class's mean feature, spread, size, angles",
 }
 """What each stored tensor is made from; the longest matching prefix counts."""
 

@@ -5,21 +5,28 @@ import copy
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ncdwf.errors import InputError
 
+NUM_LEVELS = 32
+"""Quantiles of the angles that are kept of every class."""
+
 
 class ClassStatistics(nn.Module):
-    """Means, spread and counts of the known classes' features, and the mean feature norm.
+    """Means, spread and counts of the known classes' features, their mean norm and their angles.
 
     `spread` is a variance a dimension (`shared-diagonal`), one covariance for all classes
-    (`shared`) or one a class (`per-class`).
+    (`shared`) or one a class (`per-class`). `angles` are quantiles, evenly spaced, of the angle
+    between a class's mean and its pictures. No spread tells that: many pictures lie nearer to their
+    mean than a normal distribution would have them, and some much farther away.
     """
 
     means: Float[Tensor, "cls feature"]
     spread: Tensor
     counts: Int64[Tensor, " cls"]
     feature_norm: Float[Tensor, ""]
+    angles: Float[Tensor, "cls level"]
 
     def __init__(self, num_known: int, num_features: int, spread: str) -> None:
         super().__init__()
@@ -28,11 +35,33 @@ class ClassStatistics(nn.Module):
         self.register_buffer("spread", torch.zeros(shape))
         self.register_buffer("counts", torch.zeros(num_known, dtype=torch.int64))
         self.register_buffer("feature_norm", torch.zeros(()))
+        self.register_buffer("angles", torch.zeros(num_known, NUM_LEVELS))
 
     def initialise(self, source: torch.Generator) -> None:
         """Start empty: the supervised phase puts what it measured in this place."""
         for tensor in self.buffers():
             tensor.zero_()
+
+    def measure_angles(
+        self, angles: Float[Tensor, " image"], labels: Int64[Tensor, " image"]
+    ) -> None:
+        """Keep the quantiles of the angles between pictures and the means of their classes."""
+        members = [angles[labels == label] for label in range(len(self.means))]
+        self.angles = torch.stack([quantiles(m, torch.ones_like(m)) for m in members])
+
+    def angles_to(self, features: Float[Tensor, "image feature"]) -> Float[Tensor, "image cls"]:
+        """Return the angle between every feature and every class mean."""
+        cosines = F.normalize(features.float(), dim=1) @ F.normalize(self.means, dim=1).T
+        return cosines.clamp(-1, 1).acos()
+
+    def rank(self, features: Float[Tensor, "image feature"]) -> Int64[Tensor, " image"]:
+        """Return beyond how many of the nearest class's quantiles a feature lies.
+
+        Pictures that the statistics were made of have every rank from 0 to `NUM_LEVELS` equally
+        often (the first and the last half as often), whatever their class.
+        """
+        angle, nearest = self.angles_to(features).min(1)
+        return (self.angles[nearest] < angle[:, None]).sum(1)
 
 
 class Accumulator:
@@ -113,7 +142,20 @@ def soft_statistics(
     statistics.spread = scatter.float()
     statistics.counts = torch.bincount(memberships.argmax(1), minlength=len(means))
     statistics.feature_norm = features.norm(dim=1).mean().float()
+    angles = statistics.angles_to(features)
+    statistics.angles = torch.stack(list(map(quantiles, angles.T, degrees.T)))
     return statistics
+
+
+def quantiles(
+    values: Float[Tensor, " image"], degrees: Float[Tensor, " image"]
+) -> Float[Tensor, " level"]:
+    """Return evenly spaced quantiles of values that count to a degree each."""
+    ordered, order = values.sort()
+    below = degrees[order].double().cumsum(0)
+    levels = (torch.arange(NUM_LEVELS, device=values.device) + 0.5) / NUM_LEVELS
+    places = torch.searchsorted(below, levels * below[-1])
+    return ordered[places.clamp_max(len(ordered) - 1)].float()
 
 
 def joined(first: ClassStatistics, second: ClassStatistics) -> ClassStatistics:
@@ -123,6 +165,7 @@ def joined(first: ClassStatistics, second: ClassStatistics) -> ClassStatistics:
     share = (sizes[1] / (sizes[0] + sizes[1]).clamp_min(1)).float()
     result.means = torch.cat([first.means, second.means])
     result.counts = torch.cat([first.counts, second.counts])
+    result.angles = torch.cat([first.angles, second.angles])
     result.feature_norm = torch.lerp(first.feature_norm, second.feature_norm, share)
     if first.spread.ndim == 3:
         result.spread = torch.cat([first.spread, second.spread])
