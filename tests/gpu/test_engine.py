@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Stop, StopAfter, no_synchronisation
+from conftest import Stop, StopAfter, fields_of, no_synchronisation
 from torch import Tensor
 
 from ncdwf.config import Config, Engine, override
@@ -27,10 +27,10 @@ pytestmark = [
 ENGINES: tuple[Engine, ...] = ("eager", "compiled", "captured")
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.1}
 """Relative, by the precision of the networks. In bfloat16 (8 bits), as the recipes run, compiled
-and eager networks round differently, and as distillation begins, the distance between two equal
-networks is all rounding; in single precision nothing hides a step that does something else."""
+and eager networks round differently, and the distance between two equal networks, where
+distillation begins, is all rounding; single precision hides no step that does something else."""
 PRECISIONS = pytest.mark.parametrize("precision", list(TOLERANCES))
-SMALLEST = 0.05
+SMALLEST = 0.25
 """A term below this is compared as if it were this large."""
 
 
@@ -43,13 +43,13 @@ def config() -> Config:
         "supervised.optim.epochs=2",
         "supervised.optim.batch_size=128",
         "supervised.optim.warmup_epochs=0",
-        "supervised.optim.lr=0.01",
+        "supervised.optim.lr=0.05",
         "discovery.optim.epochs=2",
         "discovery.optim.batch_size=64",
         "discovery.optim.warmup_epochs=0",
         "discovery.optim.lr=0.01",
         "discovery.num_novel=4",
-        "method.settling.epochs=2",
+        "method.settling.epochs=1",
         "method.settling.batch_size=64",
     ):
         config = override(config, assignment)
@@ -58,9 +58,13 @@ def config() -> Config:
 
 @pytest.fixture(scope="module")
 def pictures() -> tuple[Tensor, Tensor]:
+    # A pattern a class: on noise alone features collapse, and rounding is all that is left of them.
     source = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (512, 3, 32, 32), dtype=torch.uint8, generator=source)
-    return images, torch.arange(512) % 8
+    patterns = torch.randint(0, 180, (8, 3, 4, 4), dtype=torch.uint8, generator=source)
+    noise = torch.randint(0, 76, (512, 3, 32, 32), dtype=torch.uint8, generator=source)
+    labels = torch.arange(512) % 8
+    patterns = patterns.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+    return patterns[labels] + noise, labels
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,12 @@ def agree(
         assert all(value <= tolerance for value in differences.values()), (engine, differences)
 
 
+def compute_in(precision: torch.dtype, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "PRECISION", precision)
+    # Single precision in earnest: by default convolutions round to 10 bits.
+    patch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @PRECISIONS
 def test_supervised_steps_agree(
     precision: torch.dtype,
@@ -102,7 +112,7 @@ def test_supervised_steps_agree(
     record_property: Record,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loop, "PRECISION", precision)
+    compute_in(precision, monkeypatch)
     found = {}
     for engine in ENGINES:
         history: loop.History = []
@@ -122,8 +132,9 @@ def test_discovery_steps_agree(
     record_property: Record,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loop, "PRECISION", precision)
-    fields = config.method if name == "ncdwf" else {"name": name}
+    compute_in(precision, monkeypatch)
+    settling = fields_of(name, {"settling": config.method["settling"]})
+    fields = config.method if name == "ncdwf" else {"name": name, **settling}
     found = {}
     for engine in ENGINES:
         history: loop.History = []
