@@ -81,11 +81,12 @@ def swapped_prediction(
     """
     num_views, num_images = log_probs.shape[1:3]
     num_large = assignments.shape[1]
-    # Autocast would multiply in half precision, and the loss decides which head answers.
-    with torch.autocast(log_probs.device.type, enabled=False):
-        pairs = -torch.einsum("hlic,hvic->hlv", assignments, log_probs.float()) / num_images
-    others = 1 - torch.eye(num_large, num_views, device=pairs.device)
-    return (pairs * others).sum((1, 2)) / (num_large * (num_views - 1))
+    # Products of single elements and one sum: as a product of matrices it would have two rows, four
+    # columns and a sum over all pictures and clusters, which takes milliseconds on a GPU.
+    log_probs = log_probs.float()
+    others = log_probs.sum(1, keepdim=True) - log_probs[:, :num_large]
+    agreement = (assignments * others).sum((1, 2, 3))
+    return -agreement / (num_images * num_large * (num_views - 1))
 
 
 def self_labelling(
