@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ncdwf.errors import InputError
 from ncdwf.model.initialise import build
 from ncdwf.model.statistics import (
-    NUM_LEVELS,
+    NUM_PARTS,
     Accumulator,
     ClassStatistics,
     joined,
@@ -230,26 +230,25 @@ def test_angles_are_those_between_features_and_means():
 
 def test_quantiles_are_evenly_spaced_and_values_count_by_their_degrees():
     values = torch.randperm(3200).float()
-    even = quantiles(values, torch.ones(3200))
-    assert even.tolist() == [49 + 100 * level for level in range(NUM_LEVELS)]
-    assert quantiles(values, (values < 320).float()).tolist() == [4 + 10 * n for n in range(32)]
-    assert quantiles(values, torch.zeros(3200)).tolist() == [0] * NUM_LEVELS
-    assert quantiles(torch.tensor([7.0]), torch.tensor([0.1])).tolist() == [7] * NUM_LEVELS
+    numbers = range(1, NUM_PARTS)
+    assert quantiles(values, torch.ones(3200)).tolist() == [100 * n - 1 for n in numbers]
+    assert quantiles(values, (values < 320).float()).tolist() == [10 * n - 1 for n in numbers]
+    assert quantiles(values, torch.zeros(3200)).tolist() == [0 for _ in numbers]
+    assert quantiles(torch.tensor([7.0]), torch.tensor([0.1])).tolist() == [7 for _ in numbers]
 
 
 def test_pictures_of_every_class_have_every_rank_equally_often():
     source = torch.Generator().manual_seed(0)
     means, width = 9 * torch.eye(4)[:3], torch.tensor([0.1, 0.5, 1.5])
     labels = torch.arange(9600) % 3
-    noise = width[labels, None] * torch.randn(9600, 4, generator=source)
-    features = means[labels] + noise
+    features = means[labels] + width[labels, None] * torch.randn(9600, 4, generator=source)
     statistics = measure(features, labels, "shared-diagonal")
     ranks = statistics.rank(features)
     for label in range(3):
-        counts = torch.bincount(ranks[labels == label], minlength=NUM_LEVELS + 1)
-        assert (counts[1:-1] - 100).abs().max() <= 2
+        counts = torch.bincount(ranks[labels == label], minlength=NUM_PARTS)
+        assert (counts - 100).abs().max() <= 2
     # By the measure of its own class: what is near in one is far in another.
-    assert statistics.rank(torch.tensor([[9.0, 0.5, 0.5, 0.5]])) == NUM_LEVELS
+    assert statistics.rank(torch.tensor([[9.0, 0.5, 0.5, 0.5]])) == NUM_PARTS - 1
     assert statistics.rank(torch.tensor([[0.5, 0.5, 9.0, 0.5]])) < 4
 
 

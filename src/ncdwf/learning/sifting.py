@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool
 from torch import Tensor
-from torch.nn import functional as F
 
 from ncdwf.data.inputs import Inputs
 from ncdwf.model import Model
-from ncdwf.model.statistics import NUM_LEVELS
+from ncdwf.model.statistics import NUM_PARTS
 
 MOSTLY_KNOWN = 0.75
 """Where more of a pool looks known, all of it may be: the rest is what was not recognised."""
@@ -45,11 +44,11 @@ def sift(model: Model, images: Inputs) -> Sifted:
         images: the pool.
     """
     ranks = model.statistics.rank(model.features(images))
-    # Of those that lie nearer than each level: the share of the labelled ones, and of the pool.
-    known = torch.linspace(0, 1, NUM_LEVELS + 1, device=ranks.device)
-    counts = torch.bincount(ranks, minlength=NUM_LEVELS + 1)
-    found = F.pad(counts[:-1].cumsum(0), (1, 0)) / len(ranks)
-    share = (2 * found[NUM_LEVELS // 2]).clamp_max(1 - 1 / len(ranks))
+    # Which share of the labelled pictures, and of the pool, has a lower rank than each.
+    known = torch.arange(NUM_PARTS, device=ranks.device) / NUM_PARTS
+    counts = torch.bincount(ranks, minlength=NUM_PARTS)
+    found = (counts.cumsum(0) - counts) / len(ranks)
+    share = (2 * found[NUM_PARTS // 2]).clamp_max(1 - 1 / len(ranks))
     novel_kept = (1 - found - share * (1 - known)).clamp_min(0).minimum(1 - share)
     f1 = 2 * novel_kept / (2 - found - share)
     return Sifted((ranks >= f1.argmax()).cpu(), float(share))

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from ncdwf.errors import InputError
 
-NUM_LEVELS = 32
-"""Quantiles of the angles that are kept of every class."""
+NUM_PARTS = 32
+"""Into so many equal parts the quantiles of the angles divide the pictures of a class."""
 
 
 class ClassStatistics(nn.Module):
@@ -35,7 +35,7 @@ class ClassStatistics(nn.Module):
         self.register_buffer("spread", torch.zeros(shape))
         self.register_buffer("counts", torch.zeros(num_known, dtype=torch.int64))
         self.register_buffer("feature_norm", torch.zeros(()))
-        self.register_buffer("angles", torch.zeros(num_known, NUM_LEVELS))
+        self.register_buffer("angles", torch.zeros(num_known, NUM_PARTS - 1))
 
     def initialise(self, source: torch.Generator) -> None:
         """Start empty: the supervised phase puts what it measured in this place."""
@@ -55,10 +55,9 @@ class ClassStatistics(nn.Module):
         return cosines.clamp(-1, 1).acos()
 
     def rank(self, features: Float[Tensor, "image feature"]) -> Int64[Tensor, " image"]:
-        """Return beyond how many of the nearest class's quantiles a feature lies.
+        """Return in which part of the nearest class a feature lies, 0 being next to its mean.
 
-        Pictures that the statistics were made of have every rank from 0 to `NUM_LEVELS` equally
-        often (the first and the last half as often), whatever their class.
+        Pictures that the statistics were made of have all ranks equally often, in every class.
         """
         angle, nearest = self.angles_to(features).min(1)
         return (self.angles[nearest] < angle[:, None]).sum(1)
@@ -153,7 +152,7 @@ def quantiles(
     """Return evenly spaced quantiles of values that count to a degree each."""
     ordered, order = values.sort()
     below = degrees[order].double().cumsum(0)
-    levels = (torch.arange(NUM_LEVELS, device=values.device) + 0.5) / NUM_LEVELS
+    levels = torch.arange(1, NUM_PARTS, device=values.device) / NUM_PARTS
     places = torch.searchsorted(below, levels * below[-1])
     return ordered[places.clamp_max(len(ordered) - 1)].float()
 
