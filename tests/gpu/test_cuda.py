@@ -45,7 +45,7 @@ def alike(found: loop.History, wanted: loop.History) -> None:
 
 def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
     found = []
-    for seed in range(3):  # of 32 novel pictures, one draw in ten loses seven
+    for seed in range(3):  # one draw has lost seven of the 32 novel pictures
         config = replace(tiny_recipe(), device="cuda", engine="eager", seed=seed)
         known = learnt(split, seed)
         model = discover(known, split.pool_images, make_method(config.method), config)
