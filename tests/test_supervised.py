@@ -26,6 +26,7 @@ from ncdwf.errors import InputError
 from ncdwf.learning.loop import Checkpoints, History
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
+from ncdwf.model.statistics import quantiles
 from ncdwf.noise import generator
 
 
@@ -103,6 +104,10 @@ def test_statistics_come_from_where_they_should(split: Split, short: Config, sou
         model.statistics.means.double(), class_means(features, targets), atol=1e-4
     )
     assert model.statistics.counts.tolist() == [per_class] * 4
+    angles = model.statistics.angles_to(features)
+    for label, found in enumerate(model.statistics.angles):
+        expected = quantiles(angles[targets == label, label], torch.ones(len(targets) // 4))
+        assert torch.allclose(found, expected, atol=1e-3)
     assert float(model.statistics.feature_norm) == pytest.approx(
         float(features.norm(dim=1).mean()), rel=1e-4
     )

@@ -41,7 +41,7 @@ class Movement(nn.Module):
         return features + features @ self.turn
 
     def carry(self, statistics: ClassStatistics) -> ClassStatistics:
-        """Return the statistics that the same pictures would have now."""
+        """Return the statistics that the same pictures would have now; angles are taken to stay."""
         carried = copy.deepcopy(statistics)
         carried.means = self(statistics.means)
         lengths = [means.norm(dim=1).mean() for means in (statistics.means, carried.means)]
