@@ -181,6 +181,13 @@ def test_a_pool_of_known_vectors_is_said_to_be_known():
         assert found.known_share > 0.8
 
 
+def test_of_a_pool_that_lies_nearer_than_the_labelled_pictures_next_to_nothing_is_kept():
+    labels = torch.arange(900) % NUM_KNOWN
+    found = sift(vector_model(), MEANS[labels] + 0.8 * DEVIATION * normal(900, SIZE))
+    assert 0.99 < found.known_share < 1
+    assert found.is_kept.float().mean() < 0.1
+
+
 def pool_of(per_class, known_classes):
     """Return pictures of the first known classes and of all novel ones, and which are known."""
     images, labels = tiny_pictures(per_class, seed=5)
