@@ -13,6 +13,8 @@ from ncdwf.model.statistics import NUM_PARTS
 MOSTLY_KNOWN = 0.75
 """Where more of a pool looks known, all of it may be: the rest is what was not recognised."""
 
+LEAST = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
@@ -48,7 +50,8 @@ def sift(model: Model, images: Inputs) -> Sifted:
     known = torch.arange(NUM_PARTS, device=ranks.device) / NUM_PARTS
     counts = torch.bincount(ranks, minlength=NUM_PARTS)
     found = (counts.cumsum(0) - counts) / len(ranks)
-    share = (2 * found[NUM_PARTS // 2]).clamp_max(1 - 1 / len(ranks))
-    novel_kept = (1 - found - share * (1 - known)).clamp_min(0).minimum(1 - share)
-    f1 = 2 * novel_kept / (2 - found - share)
+    share = (2 * found[NUM_PARTS // 2]).clamp_max(1)
+    novel_kept = (1 - found - share * (1 - known)).minimum(1 - share)
+    # Never quite 0: if nothing is novel, the best is to keep as little as can be.
+    f1 = 2 * novel_kept.clamp_min(LEAST) / (2 - found - share).clamp_min(LEAST)
     return Sifted((ranks >= f1.argmax()).cpu(), float(share))
