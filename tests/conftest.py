@@ -5,6 +5,7 @@ section with every test, its outcome and what it measured (`record_property`).
 """
 
 import os
+import signal
 
 # Before torch is imported: one thread is fastest for such small nets, and repeatable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +39,8 @@ from ncdwf.results.environment import in_brief
 from ncdwf.results.experiment import Run
 
 torch.set_num_threads(1)
+# A shell starts its background jobs deaf to Ctrl-C, and so would the tests of Ctrl-C be.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
 TINY_METHOD: dict[str, Any] = {
