@@ -25,10 +25,13 @@ pytestmark = [
 ]
 
 ENGINES: tuple[Engine, ...] = ("eager", "compiled", "captured")
-TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.1}
+TOLERANCES = {torch.float32: 0.002, torch.bfloat16: 0.1}
 """Relative, by the precision of the networks. In bfloat16 (8 bits), as the recipes run, compiled
 and eager networks round differently, and the distance between two equal networks, where
-distillation begins, is all rounding; single precision hides no step that does something else."""
+distillation begins, is all rounding. In single precision steps without momentum (0.26 % and more
+on a CPU) or with a learning rate a tenth too high (0.5 % and more) would be found out."""
+NUM_STEPS = 2
+"""In each of the two epochs that are compared. Every step multiplies what rounding began."""
 PRECISIONS = pytest.mark.parametrize("precision", list(TOLERANCES))
 SMALLEST = 0.25
 """A term below this is compared as if it were this large."""
@@ -113,10 +116,11 @@ def test_supervised_steps_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compute_in(precision, monkeypatch)
+    few = [part[: NUM_STEPS * config.supervised.optim.batch_size] for part in pictures]
     found = {}
     for engine in ENGINES:
         history: loop.History = []
-        learn_known(*pictures, replace(config, engine=engine), history=history)
+        learn_known(*few, replace(config, engine=engine), history=history)
         found[engine] = means(history)
     agree(found, TOLERANCES[precision], record_property)
 
@@ -135,11 +139,12 @@ def test_discovery_steps_agree(
     compute_in(precision, monkeypatch)
     settling = fields_of(name, {"settling": config.method["settling"]})
     fields = config.method if name == "ncdwf" else {"name": name, **settling}
+    pool = pictures[0][: NUM_STEPS * config.discovery.optim.batch_size]
     found = {}
     for engine in ENGINES:
         history: loop.History = []
         changed = replace(config, engine=engine)
-        discover(known, pictures[0], make_method(fields), changed, history=history)
+        discover(known, pool, make_method(fields), changed, history=history)
         found[engine] = means(history)
     agree(found, TOLERANCES[precision], record_property)
 
