@@ -648,24 +648,6 @@ def test_views_stay_between_black_and_white(channels, level):
         assert got.max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        View(shift=1.0, rotation=30.0, scale=0.2),
-        View(padding=2, resized=0.5),
-        View(jitter=1.0),
-        View(solarise=1.0),
-        View(equalise=1.0),
-    ],
-)
-def test_views_are_as_exact_where_the_network_computes_in_half_precision(view):
-    images, numbers = pictures(8, 3, 16, 20), random_draws(view, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = augment(images, view, numbers)
-    assert got.dtype == torch.float32
-    assert torch.equal(got, augment(images, view, numbers))
-
-
 def test_views_come_in_groups_of_one_size():
     large, small = torch.zeros(2, 4, 3, 8, 8), torch.zeros(5, 4, 3, 6, 6)
     assert [len(group) for group in Views(large=large).groups] == [2]

@@ -403,6 +403,30 @@ def test_only_the_compiled_engine_compiles_and_for_one_shape(
     assert fingerprint(net) == fingerprint(plain)
 
 
+def test_views_are_made_in_single_precision_whatever_the_network_computes_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half precision would leave colours with seven bits, and move pixels by hundredths of one."""
+    usual, seen = torch.autocast, {}
+    monkeypatch.setattr(torch, "autocast", lambda device, dtype, enabled: usual(device, dtype))
+    net = Net()
+
+    def prepare(batch: Batch, noise: Noise) -> Batch:
+        seen["prepare"] = (batch[0] @ batch[0].T).dtype
+        return (2 * batch[0],)
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        assert torch.equal(batch[0], torch.full((2, 3), 2.0))
+        product = net.linear(batch[0])
+        seen["loss"] = product.dtype
+        return {"fit": product.float().square().mean()}
+
+    source = TensorSource(torch.ones(2, 3), batch_size=2, seed=0, phase="test")
+    optim = replace(OPTIM, epochs=1, batch_size=2)
+    train(net, loss, source, optim, noise={}, seed=0, phase="test", prepare=prepare)
+    assert seen == {"prepare": torch.float32, "loss": torch.bfloat16}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_more_shapes_are_compiled_than_the_compiler_would_by_itself(
     monkeypatch: pytest.MonkeyPatch,

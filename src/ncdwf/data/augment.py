@@ -143,10 +143,8 @@ def _affine(
         torch.stack([cos, -sin * (height / width), shift_x], dim=1),
         torch.stack([sin * (width / height), cos, shift_y], dim=1),
     )
-    # Not in bfloat16: it would move pixels by hundredths of one.
-    with torch.autocast(pixels.device.type, enabled=False):
-        grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels.shape), align_corners=False)
-        return F.grid_sample(pixels, grid, align_corners=False, padding_mode="zeros")
+    grid = F.affine_grid(torch.stack(rows, dim=1), list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, align_corners=False, padding_mode="zeros")
 
 
 def _crop(
@@ -162,9 +160,7 @@ def _crop(
     resized = choice < view.resized
     rows = _axis(height, out_height, part_height, resized, y, view.padding)
     columns = _axis(width, out_width, part_width, resized, x, view.padding)
-    # Not in bfloat16: it would leave the colours with seven bits.
-    with torch.autocast(pixels.device.type, enabled=False):
-        return rows[:, None] @ pixels @ columns[:, None].transpose(2, 3)
+    return rows[:, None] @ pixels @ columns[:, None].transpose(2, 3)
 
 
 def _part(

@@ -131,7 +131,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return the features that `images` had before discovery."""
-        return apply(self.model.backbone, images)
+        return apply(self.model.backbone, images)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def known_logits(self, features: Tensor) -> Tensor:
@@ -229,9 +229,11 @@ def discover(
     counts = {"large": settings.num_large, "small": settings.num_small}
     sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
 
+    def prepare(batch: Batch, noise: Noise) -> Batch:
+        return tuple(augment_views(batch[0], view, noise[name]) for name, view in sizes.items())
+
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
-        views = {name: augment_views(batch[0], view, noise[name]) for name, view in sizes.items()}
-        return method.loss(model, Views(**views), state, progress, noise)
+        return method.loss(model, Views(*batch), state, progress, noise)
 
     source = TensorSource(
         images,
@@ -274,6 +276,7 @@ def discover(
         noise={**draws, **method.noise(state, source.batch_size)},
         seed=config.seed,
         phase=PHASE,
+        prepare=prepare,
         engine=config.engine,
         slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
         checkpoints=checkpoints,

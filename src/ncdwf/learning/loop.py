@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from ncdwf.noise import Draw, Noise, draw, generator
 Batch = tuple[Tensor, ...]
 Terms = dict[str, Tensor]
 """Named loss terms, weights included. Of a vector (one entry a head) the mean counts."""
+Prepare = Callable[[Batch, Noise], Batch]
+"""Makes of a batch and its noise what a loss reads, such as augmented views."""
 Loss = Callable[[Batch, Noise, Tensor], Terms]
 """Maps a batch, its noise and the progress of the phase (0 to 1) to loss terms."""
 
@@ -272,6 +274,7 @@ def train(
     noise: Mapping[str, Draw],
     seed: int,
     phase: str,
+    prepare: Prepare | None = None,
     engine: Engine = "auto",
     slower: Mapping[str, float] | None = None,
     checkpoints: Checkpoints | None = None,
@@ -288,6 +291,7 @@ def train(
         noise: what every step draws.
         seed: with `phase` and the position it decides every draw.
         phase: the name of this training in checkpoints, history and messages.
+        prepare: what a step does first, always in single precision.
         engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
         slower: parts of the module whose learning rate is so many times the schedule's.
         checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
@@ -296,7 +300,14 @@ def train(
     """
     progress = progress or Quiet()
     run = _Training(
-        module, loss, source, optim, phase, choose_engine(engine, source.device), slower or {}
+        module,
+        prepare,
+        loss,
+        source,
+        optim,
+        phase,
+        choose_engine(engine, source.device),
+        slower or {},
     )
     first_epoch, first_step = run.resume(checkpoints)
     per_epoch = source.num_steps * source.batch_size
@@ -331,14 +342,17 @@ WARM_UP_STEPS = 3
 """Steps before a capture: they compile, choose kernels and allocate."""
 
 
-def _compiled(loss: Loss) -> Loss:
-    """Return `loss`, compiled for the shapes that it meets."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled(function: F) -> F:
+    """Return `function`, compiled for the shapes that it meets."""
     # After eight shapes the compiler would give up and run the rest eagerly.
     torch._dynamo.config.recompile_limit = NUM_SHAPES
     # It proposes a lower precision for products that are kept out of bfloat16 on purpose.
     warnings.filterwarnings("ignore", message="TensorFloat32")
     # Shapes never change within a phase; one compiled for any size would be slower.
-    return torch.compile(loss, dynamic=False)
+    return cast(F, torch.compile(function, dynamic=False))
 
 
 class _Training:
@@ -347,6 +361,7 @@ class _Training:
     def __init__(
         self,
         module: nn.Module,
+        prepare: Prepare | None,
         loss: Loss,
         source: BatchSource,
         optim: Optim,
@@ -361,7 +376,10 @@ class _Training:
         self.history: History = []
         self.device = source.device
         self.is_captured = engine == "captured"
-        self.loss = loss if engine == "eager" else _compiled(loss)
+        self.prepare, self.loss = prepare, loss
+        if engine != "eager":
+            self.prepare = None if prepare is None else _compiled(prepare)
+            self.loss = _compiled(loss)
         if self.device.type == "cuda":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -416,8 +434,11 @@ class _Training:
         for factor, lr in self.lr.items():
             lr.copy_(factor * inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)
+        batch = inputs.batch
+        if self.prepare is not None:
+            batch = self.prepare(batch, inputs.noise)
         with torch.autocast(self.device.type, PRECISION, enabled=self.device.type == "cuda"):
-            terms = self.loss(inputs.batch, inputs.noise, inputs.progress)
+            terms = self.loss(batch, inputs.noise, inputs.progress)
         total = torch.stack([term.float().mean() for term in terms.values()]).sum()
         total.backward()
         self._guard(terms, inputs.number)

@@ -82,15 +82,15 @@ def learn_known(
             f"all {len(images)} labelled pictures are the same; there is nothing to tell apart"
         )
 
-    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+    def prepare(batch: Batch, noise: Noise) -> Batch:
         pictures, targets = batch
         views = augment_views(pictures, settings.view, noise["view"])
-        logits = model.known_head(apply(model.backbone, views.flatten(0, 1)))
-        return {
-            "classify": F.cross_entropy(
-                logits.float() / settings.temperature, targets.repeat(len(views))
-            )
-        }
+        return views.flatten(0, 1), targets.repeat(len(views))
+
+    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+        views, targets = batch
+        logits = model.known_head(apply(model.backbone, views))
+        return {"classify": F.cross_entropy(logits.float() / settings.temperature, targets)}
 
     source = TensorSource(
         train_images,
@@ -109,6 +109,7 @@ def learn_known(
         noise={"view": view_draw(settings.view, settings.num_views, source.batch_size, shape)},
         seed=config.seed,
         phase=PHASE,
+        prepare=prepare,
         engine=config.engine,
         checkpoints=checkpoints,
         progress=progress,

@@ -155,7 +155,10 @@ class Ncdwf(Method):
         assert model.novel_head is not None
         assert model.identifier is not None
         temperature = self.clustering.temperature
+        # Both networks first: what follows is compiled as one part.
         pool = encode(model, views).flatten(0, 1)
+        before = state.teacher.features(views.large.flatten(0, 1))
+        large = pool[: len(before)]
         latents, labels = state.memory.sample(noise)
         rows = torch.cat([pool, latents])
         known = model.known_head(rows).float() / model.architecture.temperature
@@ -175,9 +178,6 @@ class Ncdwf(Method):
             for values in cosines.values()
         ]
         terms["replay"] = self.weight_replay * torch.stack(replays).mean()
-
-        before = state.teacher.features(views.large.flatten(0, 1))
-        large = pool[: len(before)]
         weight_distill = self.weight_distill * known_scale(model.num_known, model.num_novel)
         terms["distill"] = weight_distill * distillation(
             large, before, model.statistics.feature_norm

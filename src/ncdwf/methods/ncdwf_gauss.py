@@ -91,8 +91,8 @@ class NcdwfGauss(Method):
         """Return the terms of one step."""
         state = cast(State, state)
         features = encode(model, views).flatten(0, 1)
-        samples, labels = state.memory.sample(noise)
         before = state.teacher.features(views.large.flatten(0, 1))
+        samples, labels = state.memory.sample(noise)
         known = model.known_head(samples).float() / model.architecture.temperature
         cosines = cluster(model, state.overclusters, features)
         weight_distill = self.weight_distill * known_scale(model.num_known, model.num_novel)

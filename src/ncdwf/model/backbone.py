@@ -30,18 +30,14 @@ class Backbone(Protocol):
         ...
 
 
+@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
 def apply(backbone: Backbone, images: Pictures | Vectors) -> Features:
     """Return `backbone(images)`, compiled apart from the caller where that is compiled.
 
     A network takes longest to compile and is the same in every method and at every weight of a
     loss; apart from them it is compiled once and then found in the cache.
     """
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()
-    features = backbone(images)
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()
-    return features
+    return backbone(images)
 
 
 class Normalise(nn.Module):
