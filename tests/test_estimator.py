@@ -1320,7 +1320,7 @@ def test_a_pool_that_is_known_almost_all_of_it_is_warned_of(
     monkeypatch.setattr("ncdwf.learning.survey.sift", lambda *_, **__: everything)
     with caplog.at_level(logging.WARNING, logger="ncdwf.estimator"):
         copy.copy(learnt).discover(POOL, pool="mixed")
-    said = "76 % of the pool or more is of known classes: what was found may be no class"
+    said = "at least 76 % of the pool looks known: what was found may be no class at all"
     assert [record.getMessage() for record in caplog.records] == [said] * warnings
 
 

@@ -107,8 +107,8 @@ def print_survey(found: Survey) -> None:
         share, total = found.sifted.known_share, len(found.sifted.is_kept)
         left_out = total - int(found.sifted.is_kept.sum())
         told = (
-            f"{share:.0%} of the pool or more is of known classes: {left_out:,} of "
-            f"{counted(total, 'picture')} {'is' if left_out == 1 else 'are'} left out."
+            f"{left_out:,} of {counted(total, 'picture')} {'looks' if left_out == 1 else 'look'} "
+            f"known and will be left out (estimated known share: {share:.0%}, rather too low)."
         )
         if found.sifted.is_mostly_known:
             told += " So little of it looks novel that what is found may be no class at all."

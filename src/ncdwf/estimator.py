@@ -193,7 +193,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         sifted = self.survey_.sifted
         if sifted is not None and sifted.is_mostly_known:
             log.warning(
-                "%.0f %% of the pool or more is of known classes: what was found may be no class",
+                "at least %.0f %% of the pool looks known: what was found may be no class at all",
                 100 * sifted.known_share,
             )
         self.classes_ = with_novel(self.classes_, self.model_.novel_names)
