@@ -14,7 +14,7 @@ from ncdwf.data.decoding import Skipped
 from ncdwf.learning.counting import ClassCount
 from ncdwf.learning.sifting import Sifted
 from ncdwf.learning.survey import Survey
-from ncdwf.model.model import Holding
+from ncdwf.model.holdings import Holding
 
 # Names that the terminal could take for styles, or stumble over.
 ODD = ("[red]fox[/red]", "[/]", "[/b]", "plain [1]", 'möwe, "quoted"', ":bird:")
@@ -120,19 +120,19 @@ def test_choices_are_those_of_the_phase(capsys: pytest.CaptureFixture[str], conf
             0.25,
             60,
             3,
-            ("25% of the pool or more", ": 60 of 240 pictures are left out.", "3 novel classes,"),
+            ("60 of 240 pictures look known", "known share: 25%, rather", "3 novel classes,"),
         ),
         (
             0.75,
             1,
             1,
-            ("75% of the pool or more", ": 1 of 240 pictures is left out.", "1 novel class,"),
+            ("1 of 240 pictures looks known", "known share: 75%, rather", "1 novel class,"),
         ),
         (
             0.96,
             230,
             2,
-            ("96% of the pool or more", "left out. So little of it", "may be no class at all."),
+            ("known share: 96%", "too low). So little of it", "may be no class at all."),
         ),
     ],
 )

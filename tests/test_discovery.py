@@ -25,6 +25,7 @@ from ncdwf.config import Config, View
 from ncdwf.data.augment import Views
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError
+from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import (
     METHODS,
     Method,
@@ -34,7 +35,7 @@ from ncdwf.learning.discovery import (
     make_method,
     register,
 )
-from ncdwf.learning.loop import Checkpoints, Epoch, History, Quiet, Terms
+from ncdwf.learning.loop import Epoch, History, Quiet, Terms
 from ncdwf.learning.sifting import Sifted
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey

@@ -1401,7 +1401,7 @@ BAD_PARAMETERS = [
 @pytest.mark.parametrize(("name", "value", "message"), BAD_PARAMETERS)
 def test_parameters_are_checked_before_anything_is_learnt(monkeypatch, name, value, message):
     monkeypatch.setattr(ncdwf.estimator, "fit_discovery", None)
-    monkeypatch.setattr(ncdwf.learning.loop.TensorSource, "batch", None)
+    monkeypatch.setattr(ncdwf.learning.batches.TensorSource, "batch", None)
     refused(message, NovelClassDiscoverer(2).set_params(**{name: value}).fit, X, Y)
 
 

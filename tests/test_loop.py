@@ -2,9 +2,7 @@
 
 import itertools
 import shutil
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +16,13 @@ from torch import Tensor, nn
 
 from ncdwf.config import Engine, Optim
 from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.learning.batches import Batch, TensorSource
+from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import (
-    Batch,
-    Checkpoints,
     History,
     Loss,
     Progress,
     Quiet,
-    TensorSource,
     Terms,
     choose_device,
     choose_engine,
@@ -118,42 +115,6 @@ def every_step(directory: Path, config: str = "a") -> Checkpoints:
 
 def kept(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
-
-
-def test_every_epoch_is_another_order_of_distinct_entries() -> None:
-    source = make_source()
-    assert source.num_steps == STEPS
-    orders = []
-    for epoch in range(2):
-        rows = torch.cat([source.batch(epoch, step)[0] for step in range(STEPS)])
-        assert len(torch.unique(rows, dim=0)) == 20
-        orders.append(rows)
-    assert not torch.equal(*orders)
-
-
-def test_batch_follows_from_its_position_alone() -> None:
-    straight, jumping = make_source(), make_source()
-    for epoch in range(2):
-        for step in range(STEPS):
-            straight.batch(epoch, step)
-    wanted = straight.batch(1, 3)
-    torch.rand(3)
-    assert all(map(torch.equal, jumping.batch(1, 3), wanted))
-    for other in (make_source(seed=1), make_source(phase="other")):
-        assert not torch.equal(other.batch(1, 3)[0], wanted[0])
-
-
-def test_entries_of_a_batch_stay_together() -> None:
-    numbers = torch.arange(10)
-    source = TensorSource(numbers, 10 * numbers, batch_size=3, seed=0, phase="test")
-    first, second = source.batch(0, 1)
-    assert torch.equal(second, 10 * first)
-
-
-def test_small_data_make_one_smaller_batch() -> None:
-    source = TensorSource(torch.arange(3), batch_size=8, seed=0, phase="test")
-    assert (source.batch_size, source.num_steps) == (3, 1)
-    assert sorted(source.batch(0, 0)[0].tolist()) == [0, 1, 2]
 
 
 def test_steps_get_the_noise_of_their_position() -> None:
@@ -586,169 +547,6 @@ def test_last_good_checkpoint_outlives_a_non_finite_step(tmp_path: Path, value: 
     history = run_net(resumed, checkpoints=every_step(tmp_path))
     assert timeless(history) == timeless(run_net(whole))
     assert fingerprint(resumed) == fingerprint(whole)
-
-
-def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=every_step(tmp_path))
-    assert kept(tmp_path) == ["test-000002-00000004", "test-000003-00000000"]
-
-
-def test_checkpoints_wait_for_their_time_but_the_end_is_always_kept(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=Checkpoints(tmp_path, seconds=3600.0, fingerprint="a"))
-    assert kept(tmp_path) == ["test-000003-00000000"]
-
-
-class Impatient(Quiet):
-    """Somebody who presses Ctrl-C after some steps, so many times."""
-
-    def __init__(self, num_steps: int, times: int = 1) -> None:
-        self.left, self.times = num_steps, times
-
-    def advance(self, num_images: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            for _ in range(self.times):
-                signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "position"),
-    [(1, "000000-00000001"), (STEPS, "000001-00000000"), (STEPS + 2, "000001-00000002")],
-)
-def test_ctrl_c_waits_for_a_checkpoint(tmp_path: Path, num_steps: int, position: str) -> None:
-    def rarely() -> Checkpoints:
-        return Checkpoints(tmp_path, seconds=3600.0, fingerprint="a")
-
-    resumed, whole = Net(), Net()
-    with pytest.raises(KeyboardInterrupt):
-        run_net(Net(), checkpoints=rarely(), progress=Impatient(num_steps))
-    assert kept(tmp_path) == [f"test-{position}"]
-    history = run_net(resumed, checkpoints=rarely())
-    assert timeless(history) == timeless(run_net(whole))
-    assert fingerprint(resumed) == fingerprint(whole)
-
-
-def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, seconds=3600.0, fingerprint="a")
-    with pytest.raises(KeyboardInterrupt):
-        run_net(Net(), checkpoints=checkpoints, progress=Impatient(1, times=2))
-    assert kept(tmp_path) == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_program_that_handles_ctrl_c_itself_goes_on_to(tmp_path: Path) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    try:
-        run_net(Net(), checkpoints=every_step(tmp_path), progress=Impatient(1))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
-
-
-def test_training_in_a_thread_leaves_ctrl_c_alone(tmp_path: Path) -> None:
-    net, whole = Net(), Net()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(run_net, net, checkpoints=every_step(tmp_path)).result()
-    run_net(whole)
-    assert fingerprint(net) == fingerprint(whole)
-
-
-def test_checkpoints_of_another_phase_are_left_alone(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=every_step(tmp_path), phase="first")
-    net, alone = Net(), Net()
-    run_net(net, checkpoints=every_step(tmp_path), phase="second")
-    run_net(alone, phase="second")
-    assert fingerprint(net) == fingerprint(alone)
-    assert len(kept(tmp_path)) == 4
-
-
-def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=every_step(tmp_path), optim=replace(OPTIM, epochs=1))
-    newest = sorted(tmp_path.iterdir())[-1]
-    assert every_step(tmp_path).latest("test") is not None
-    flips = 0
-    for file in sorted(newest.iterdir()):
-        content = file.read_bytes()
-        for position in range(len(content)):
-            damaged = bytearray(content)
-            damaged[position] ^= 1 << (position % 8)
-            file.write_bytes(damaged)
-            with pytest.raises(InputError, match=newest.name) as caught:
-                every_step(tmp_path).latest("test")
-            assert file.name == "manifest.json" or str(file) in str(caught.value)
-            flips += 1
-        file.write_bytes(content)
-    assert flips > 1000
-    assert every_step(tmp_path).latest("test") is not None
-
-
-@pytest.mark.parametrize("name", ["state.safetensors", "position.json", "manifest.json"])
-def test_a_checkpoint_that_lacks_or_lost_the_end_of_a_file_is_refused(
-    tmp_path: Path, name: str
-) -> None:
-    run_net(Net(), checkpoints=every_step(tmp_path))
-    file = tmp_path / "test-000003-00000000" / name
-    file.write_bytes(file.read_bytes().rstrip()[:-1])
-    with pytest.raises(InputError, match=name):
-        every_step(tmp_path).latest("test")
-    file.unlink()
-    with pytest.raises(InputError, match=f"{name} is missing"):
-        every_step(tmp_path).latest("test")
-
-
-def test_training_refuses_a_damaged_checkpoint_and_goes_on_once_it_is_deleted(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(Stop):
-        run_net(Net(), checkpoints=every_step(tmp_path), progress=StopAfter(9))
-    newest = sorted(tmp_path.iterdir())[-1]
-    (newest / "position.json").write_text("{}")
-    with pytest.raises(InputError, match=f"delete {newest}"):
-        run_net(Net(), checkpoints=every_step(tmp_path))
-    for file in newest.iterdir():
-        file.unlink()
-    newest.rmdir()
-    resumed, whole = Net(), Net()
-    run_net(resumed, checkpoints=every_step(tmp_path))
-    run_net(whole)
-    assert fingerprint(resumed) == fingerprint(whole)
-
-
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=every_step(tmp_path, "a"))
-    with pytest.raises(InputError, match="another configuration"):
-        run_net(Net(), checkpoints=every_step(tmp_path, "b"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rows": 5}, r"it began with 6 of shape \(2,\), there are 5 of shape \(2,\) now"),
-        ({"shape": [3]}, r"it began with 6 of shape \(2,\), there are 6 of shape \(3,\) now"),
-        ({"sha256": "d"}, "as many as before, but not the same"),
-        ({"labels": "e"}, "the labels or the names of the classes are others"),
-    ],
-)
-def test_a_checkpoint_of_other_data_is_refused(
-    tmp_path: Path, changes: dict[str, object], words: str
-) -> None:
-    data = {"rows": 6, "shape": [2], "sha256": "b", "labels": "c"}
-    checkpoints = every_step(tmp_path)
-    checkpoints.data = data
-    run_net(Net(), checkpoints=checkpoints)
-    assert checkpoints.latest("test") is not None
-    checkpoints.data = {**data, **changes}
-    with pytest.raises(InputError, match=f"belongs to other data: {words}; .* delete {tmp_path} "):
-        run_net(Net(), checkpoints=checkpoints)
-
-
-def test_a_checkpoint_that_does_not_tell_its_data_is_refused(tmp_path: Path) -> None:
-    run_net(Net(), checkpoints=every_step(tmp_path))
-    checkpoints = every_step(tmp_path)
-    checkpoints.data = {"rows": 6}
-    with pytest.raises(InputError, match="with which it began is not recorded"):
-        checkpoints.latest("test")
 
 
 def final_state(directory: Path) -> tuple[dict[str, bytes], list[str]]:

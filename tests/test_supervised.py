@@ -23,7 +23,8 @@ from ncdwf.config import Config, Supervised, View
 from ncdwf.data.augment import augment, num_draws
 from ncdwf.data.setting import Split, held_out_indices
 from ncdwf.errors import InputError
-from ncdwf.learning.loop import Checkpoints, History
+from ncdwf.learning.checkpoints import Checkpoints
+from ncdwf.learning.loop import History
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.model.statistics import quantiles

@@ -18,7 +18,7 @@ from ncdwf.config import Config
 from ncdwf.data.decoding import Skipped
 from ncdwf.errors import counted
 from ncdwf.learning.survey import Survey
-from ncdwf.model.model import Holding
+from ncdwf.model.holdings import Holding
 from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 
 # What comes from outside, names of files and classes, may look like markup.

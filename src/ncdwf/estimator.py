@@ -42,8 +42,8 @@ from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
+from ncdwf.model.archive import DESCRIPTION_FILE
 from ncdwf.model.backbone import CUSTOM
-from ncdwf.model.model import DESCRIPTION_FILE
 from ncdwf.recipes import (
     LARGEST_IMAGE_SIZE,
     LARGEST_SIDE,

@@ -10,6 +10,8 @@ from conftest import Stop, StopAfter, no_synchronisation, tiny_recipe
 
 from ncdwf.data.setting import Setting, Split
 from ncdwf.learning import loop
+from ncdwf.learning.batches import place
+from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
@@ -117,7 +119,7 @@ def test_a_pool_that_does_not_fit_is_sent_batch_by_batch(
     there: loop.History = []
     discover(known, split.pool_images, method, config, history=there)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1000, 1000))
-    assert loop.place(split.pool_images, torch.device("cuda")).device.type == "cpu"
+    assert place(split.pool_images, torch.device("cuda")).device.type == "cpu"
     sent: loop.History = []
     discover(known, split.pool_images, method, config, history=sent)
     alike(sent, there)
@@ -128,7 +130,7 @@ def test_a_resumed_run_goes_on_where_it_stopped(split: Split, tmp_path: Path) ->
     known, method = learnt(split), make_method(config.method)
     whole: loop.History = []
     discover(known, split.pool_images, method, config, history=whole)
-    checkpoints = loop.Checkpoints(tmp_path, seconds=0, fingerprint="x")
+    checkpoints = Checkpoints(tmp_path, seconds=0, fingerprint="x")
     with pytest.raises(Stop):
         discover(
             known,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ncdwf.config import Config, Engine, override
 from ncdwf.learning import loop
+from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
@@ -176,7 +177,7 @@ def test_a_captured_run_resumes_where_it_stopped(
     method = make_method(config.method)
     whole: loop.History = []
     discover(known, pictures[0], method, config, history=whole)
-    checkpoints = loop.Checkpoints(tmp_path, seconds=0, fingerprint="x")
+    checkpoints = Checkpoints(tmp_path, seconds=0, fingerprint="x")
     with pytest.raises(Stop):
         discover(
             known, pictures[0], method, config, checkpoints=checkpoints, progress=StopAfter(11)

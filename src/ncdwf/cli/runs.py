@@ -14,7 +14,7 @@ from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import check_method
 from ncdwf.learning.supervised import PHASE as SUPERVISED
-from ncdwf.model.model import DESCRIPTION_FILE
+from ncdwf.model.archive import DESCRIPTION_FILE
 from ncdwf.recipes import RECIPES, recipe
 from ncdwf.results import experiment
 from ncdwf.results.experiment import Run

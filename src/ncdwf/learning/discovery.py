@@ -18,17 +18,9 @@ from ncdwf.config import Config, Discovery, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view_shape
 from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError
-from ncdwf.learning.loop import (
-    Batch,
-    Checkpoints,
-    History,
-    Progress,
-    TensorSource,
-    Terms,
-    choose_device,
-    place,
-    train,
-)
+from ncdwf.learning.batches import Batch, TensorSource, place
+from ncdwf.learning.checkpoints import Checkpoints
+from ncdwf.learning.loop import History, Progress, Terms, choose_device, train
 from ncdwf.learning.rounds import promote
 from ncdwf.learning.survey import Survey, check_pool, survey
 from ncdwf.model import Model

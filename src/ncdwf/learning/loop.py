@@ -7,25 +7,22 @@ phase, epoch and step, so a checkpoint holds no random state.
 """
 
 import math
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from ncdwf import storage
 from ncdwf.config import Engine, Optim
 from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.learning.batches import Batch, BatchSource
+from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.noise import Draw, Noise, draw, generator
 
-Batch = tuple[Tensor, ...]
 Terms = dict[str, Tensor]
 """Named loss terms, weights included. Of a vector (one entry a head) the mean counts."""
 Prepare = Callable[[Batch, Noise], Batch]
@@ -34,62 +31,6 @@ Loss = Callable[[Batch, Noise, Tensor], Terms]
 """Maps a batch, its noise and the progress of the phase (0 to 1) to loss terms."""
 
 NEVER = torch.iinfo(torch.int64).max
-
-
-@runtime_checkable
-class BatchSource(Protocol):
-    """Where batches come from; which one comes when follows from the position alone."""
-
-    device: torch.device
-    batch_size: int
-    num_steps: int
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        """Return the batch of one step, on the device."""
-        ...
-
-
-def place(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return `tensor` on `device`; where it would take more than half of the room, as it is."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if tensor.numel() * tensor.element_size() > free // 2:
-            return tensor
-    return tensor.to(device)
-
-
-class TensorSource:
-    """Batches of tensors, shuffled anew every epoch.
-
-    Tensors on the device are gathered there. Others (a pool that does not fit, mapped from a file)
-    are gathered where they are and sent batch by batch.
-    """
-
-    def __init__(
-        self,
-        *tensors: Tensor,
-        batch_size: int,
-        seed: int,
-        phase: str,
-        device: torch.device | None = None,
-    ) -> None:
-        self._tensors = tensors
-        self._position = (seed, phase, "order")
-        self._order = (-1, torch.empty(0))
-        self.device = device or tensors[0].device
-        self.batch_size = min(batch_size, len(tensors[0]))
-        self.num_steps = len(tensors[0]) // self.batch_size
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        """Return entries `step * batch_size` and on of this epoch's order."""
-        if self._order[0] != epoch:
-            # Drawn on the host, whose generator is another one than a GPU's: the order, and with
-            # it a resumed run, must not depend on where there was room for the tensors.
-            source = generator(*self._position, epoch)
-            order = torch.randperm(len(self._tensors[0]), generator=source)
-            self._order = (epoch, order.to(self._tensors[0].device))
-        chosen = self._order[1][step * self.batch_size : (step + 1) * self.batch_size]
-        return tuple(tensor.index_select(0, chosen).to(self.device) for tensor in self._tensors)
 
 
 @runtime_checkable
@@ -135,107 +76,6 @@ class Epoch:
 
 
 History = list[Epoch]
-
-
-class Checkpoints:
-    """Checkpoints of one run: immutable directories named by their position, the last two kept.
-
-    `data` is the digest of what is learnt from (`data.inputs.digest`), once it has been read.
-    """
-
-    def __init__(self, directory: Path, *, seconds: float, fingerprint: str) -> None:
-        self.directory = directory
-        self.data: Mapping[str, Any] = {}
-        self._fingerprint = fingerprint
-        self._seconds = seconds
-        self._last = time.monotonic()
-        self._is_last = False
-
-    def due(self) -> bool:
-        """Tell whether it is time to keep another one."""
-        return self._is_last or time.monotonic() - self._last >= self._seconds
-
-    @contextmanager
-    def before_interruptions(self) -> Iterator[None]:
-        """Let Ctrl-C wait until another one is kept; a second Ctrl-C waits for nothing."""
-
-        def ask(*_: object) -> None:
-            if self._is_last:
-                raise KeyboardInterrupt
-            self._is_last = True
-
-        usual = signal.default_int_handler
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGINT) is not usual:  # another's to decide
-            yield
-            return
-        signal.signal(signal.SIGINT, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, usual)
-
-    def keep(
-        self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any
-    ) -> None:
-        """Write a checkpoint, then remove all but the last two of this phase.
-
-        If somebody has pressed Ctrl-C in the meantime, this is where it takes effect.
-        """
-        position = {"phase": phase, "epoch": epoch, "step": step, "config": self._fingerprint}
-        path = self.directory / f"{phase}-{epoch:06d}-{step:08d}"
-        if not path.exists():  # the same position holds the same state
-            files = {
-                "state.safetensors": storage.to_tensor_bytes(tensors),
-                "position.json": storage.to_json_bytes({**position, "data": self.data, **rest}),
-            }
-            storage.commit_directory(path, files)
-        for old in self._all(phase)[:-2]:
-            storage.remove_directory(old)
-        self._last = time.monotonic()
-        if self._is_last:
-            raise KeyboardInterrupt
-
-    def latest(self, phase: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the tensors and the position of the newest checkpoint, if there is one.
-
-        A damaged one is refused, never passed over: going on from an older one is for a person to
-        decide, by deleting the directory that the message names.
-        """
-        found = self._all(phase)
-        if not found:
-            return None
-        path = found[-1]
-        try:
-            files = storage.read_directory(path)
-            position = storage.parse_json(files["position.json"], path / "position.json")
-            tensors = storage.parse_tensors(files["state.safetensors"], path / "state.safetensors")
-        except InputError as error:
-            raise InputError(f"{error}; delete {path} to resume from the one before it") from error
-        if position["config"] != self._fingerprint:
-            raise InputError(f"{path} belongs to another configuration than this run's config.json")
-        if (before := position.get("data", {})) != self.data:
-            raise InputError(
-                f"{path} belongs to other data: {_difference(before, self.data)}; put back what "
-                f"was changed, or delete {self.directory} to begin this phase anew"
-            )
-        return tensors, position
-
-    def _all(self, phase: str) -> list[Path]:
-        return sorted(self.directory.glob(f"{phase}-*-*"))
-
-
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say in what two digests differ."""
-    if not before:
-        return "with which it began is not recorded"
-    sizes = [(data.get("rows"), data.get("shape")) for data in (before, now)]
-    if sizes[0] != sizes[1]:
-        told = [f"{rows} of shape {tuple(shape or ())}" for rows, shape in sizes]
-        return f"it began with {told[0]}, there are {told[1]} now"
-    if before.get("sha256") != now.get("sha256"):
-        return "as many as before, but not the same"
-    return "the labels or the names of the classes are others"
 
 
 def choose_device(name: str) -> torch.device:

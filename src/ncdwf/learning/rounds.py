@@ -5,7 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ncdwf.config import Engine, Optim
-from ncdwf.learning.loop import Batch, Progress, TensorSource, Terms, train
+from ncdwf.learning.batches import Batch, TensorSource
+from ncdwf.learning.loop import Progress, Terms, train
 from ncdwf.model import Model
 from ncdwf.model.replay import GaussianPrototypes
 from ncdwf.noise import Draw, Noise

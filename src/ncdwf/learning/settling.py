@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncdwf.config import UNSEEN, Engine, Optim
+from ncdwf.learning.batches import Batch, TensorSource
 from ncdwf.learning.discovery import Outcome, Teacher
-from ncdwf.learning.loop import Batch, History, Progress, TensorSource, Terms, train
+from ncdwf.learning.loop import History, Progress, Terms, train
 from ncdwf.learning.losses import balanced_binary_cross_entropy
 from ncdwf.model import Model
 from ncdwf.model.heads import CosineHead

@@ -12,17 +12,9 @@ from ncdwf.data.augment import augment, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs, Labels, as_inputs, as_labels
 from ncdwf.data.setting import held_out_indices
 from ncdwf.errors import InputError
-from ncdwf.learning.loop import (
-    Batch,
-    Checkpoints,
-    History,
-    Progress,
-    TensorSource,
-    Terms,
-    choose_device,
-    place,
-    train,
-)
+from ncdwf.learning.batches import Batch, TensorSource, place
+from ncdwf.learning.checkpoints import Checkpoints
+from ncdwf.learning.loop import History, Progress, Terms, choose_device, train
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import CUSTOM, apply
 from ncdwf.model.statistics import Accumulator

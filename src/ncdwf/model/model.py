@@ -2,22 +2,22 @@
 
 import copy
 import dataclasses
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf import storage
-from ncdwf.config import from_dict, require
+from ncdwf.config import require
 from ncdwf.data.inputs import Inputs, as_inputs
 from ncdwf.errors import InputError
+from ncdwf.model import archive
+from ncdwf.model.architecture import Architecture, NovelHead
 from ncdwf.model.backbone import (
     CUSTOM,
     TIMM,
@@ -29,78 +29,13 @@ from ncdwf.model.backbone import (
     make_backbone,
 )
 from ncdwf.model.heads import CosineHead, MultiHead
+from ncdwf.model.holdings import Holding, list_holdings
 from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.initialise import build
 from ncdwf.model.statistics import ClassStatistics, joined
 from ncdwf.noise import generator
 
-FORMAT = 3
-WEIGHTS_FILE = "model.safetensors"
-DESCRIPTION_FILE = "model.json"
 EVALUATION_BATCH = 1024
-
-DERIVED_FROM = {
-    "backbone.normalise": "labelled pictures: each colour's mean, spread",
-    "backbone": "labelled pictures, then the pool: weights, norms",
-    "known_head": "labelled pictures, then replay: weights",
-    "novel_head": "the pool: weights",
-    "best_head": "the pool: which head has the least loss",
-    "identifier.tau": "the threshold in use",
-    "identifier.calibrated_tau": "the pool: a threshold",
-    "identifier": "the pool and replay: weights",
-    "statistics.means": "labelled pictures, carried along by discovery: each class's mean feature",
-    "statistics.spread": "labelled pictures, carried along by discovery: spread around the means",
-    "statistics.counts": "labelled pictures: how many of each class",
-    "statistics.feature_norm": "labelled pictures, carried along by discovery: mean feature length",
-    "statistics.angles": "labelled pictures: how far those of a class lie from its mean",
-    "novel_statistics": "the pool: each novel class's mean feature, spread, size, angles",
-}
-"""What each stored tensor is made from; the longest matching prefix counts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NovelHead:
-    """The shape of the novel head."""
-
-    num_novel: int
-    num_heads: int
-    num_hidden: int
-    num_projected: int
-    temperature: float = 0.1
-    """Of the softmax."""
-
-    def __post_init__(self) -> None:
-        _require_positive(
-            self, "num_novel", "num_heads", "num_hidden", "num_projected", "temperature"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """All that is needed to build a model again before its weights are read."""
-
-    backbone: str
-    input_shape: tuple[int, ...]
-    """Of one picture (channels, height, width), or of one vector (numbers,)."""
-    num_known: int
-    temperature: float
-    """Of the known head's softmax."""
-    spread: Literal["shared-diagonal", "shared", "per-class"]
-    novel: NovelHead | None = None
-    identifier: bool = False
-    num_discovered: int = 0
-    """How many of the known classes were discovered in earlier rounds."""
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "num_known", "temperature")
-        require(
-            len(self.input_shape) in (1, 3) and min(self.input_shape) > 0,
-            f"input_shape={self.input_shape} of a model should be three sizes, or one",
-        )
-        require(
-            0 <= self.num_discovered <= self.num_known,
-            f"num_discovered={self.num_discovered} of a model should be from 0 to num_known",
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,16 +56,6 @@ class Prediction:
     """Of the answer, by the head that gave it."""
     novelty: Float[Tensor, " image"]
     """P(novel)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
-    """One tensor that a model holds."""
-
-    name: str
-    shape: tuple[int, ...]
-    num_bytes: int
-    derived_from: str
 
 
 class Model(nn.Module):
@@ -397,46 +322,22 @@ class Model(nn.Module):
 
     def holdings(self) -> list[Holding]:
         """Return everything the saved model holds beside its description."""
-        return [
-            Holding(
-                name=name,
-                shape=tuple(tensor.shape),
-                num_bytes=tensor.numel() * tensor.element_size(),
-                derived_from=_derived_from(name),
-            )
-            for name, tensor in self.state_dict().items()
-        ]
+        return list_holdings(self.state_dict())
 
     def save(self, directory: Path | str) -> None:
-        """Write the model into `directory`, which must not hold one yet.
-
-        The description is written last and names the sha256 of the weights: without it there is
-        no model, so a crash leaves nothing that could be mistaken for one.
-        """
-        weights = storage.to_tensor_bytes(self.state_dict())
-        description = self._description(storage.sha256(weights))  # names may be refused
-        directory = storage.make_directory(Path(directory))
-        if (directory / DESCRIPTION_FILE).exists():
-            raise InputError(f"{directory} holds a model already; choose another directory")
-        storage.write_bytes(directory / WEIGHTS_FILE, weights)
-        storage.write_bytes(directory / DESCRIPTION_FILE, description)
-
-    def _description(self, weights_sha256: str) -> bytes:
-        description = {
-            "format": FORMAT,
-            "architecture": dataclasses.asdict(self.architecture),
-            "known_names": list(self.known_names),
-            "novel_names": list(self.novel_names),
-            "weights_sha256": weights_sha256,
-        }
-        description["sha256"] = _checksum(description)
-        return storage.to_json_bytes(description)
+        """Write the model into `directory`, which must not hold one yet."""
+        archive.write(Path(directory), self._description(), self.state_dict())
 
     def save_names(self, directory: Path | str) -> None:
         """Write other names of the classes into the directory that this model was loaded from."""
-        path = Path(directory) / DESCRIPTION_FILE
-        description = _checked_description(storage.read_json(path), path)
-        storage.write_bytes(path, self._description(str(description["weights_sha256"])))
+        archive.rewrite_description(Path(directory), self._description())
+
+    def _description(self) -> archive.Description:
+        return archive.Description(
+            architecture=self.architecture,
+            known_names=self.known_names,
+            novel_names=self.novel_names,
+        )
 
     @classmethod
     def load(cls, directory: Path | str, *, backbone: nn.Module | None = None) -> "Model":
@@ -445,20 +346,17 @@ class Model(nn.Module):
         A model whose backbone was passed as a module needs such a module again; its weights come
         from the directory.
         """
-        path = Path(directory) / DESCRIPTION_FILE
-        if not path.is_file():
-            raise InputError(f"{directory} holds no model ({DESCRIPTION_FILE} is missing)")
-        description = _checked_description(storage.read_json(path), path)
-        weights_path = path.with_name(WEIGHTS_FILE)
-        data = storage.read_bytes(weights_path, expected=str(description.get("weights_sha256")))
-        tensors = storage.parse_tensors(data, weights_path)
-        model = _without_weights(description, path, backbone)
+        directory = Path(directory)
+        description, tensors = archive.read(directory)
+        with archive.blamed_on(directory / archive.DESCRIPTION_FILE):
+            model = _without_weights(description, backbone)
+        weights_path = directory / archive.WEIGHTS_FILE
         _check_tensors(model, tensors, weights_path)
         try:
             model.load_state_dict(tensors, strict=True, assign=True)
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
-            raise InputError(f"{weights_path} does not fit {path}: {reason}") from error
+            raise InputError(f"{weights_path} does not fit the description: {reason}") from error
         novel = model.architecture.novel
         if not 0 <= int(model.best_head) < (1 if novel is None else novel.num_heads):
             raise InputError(f"{weights_path} names a best head that is not there")
@@ -478,35 +376,6 @@ class _evaluation_mode:
     def __exit__(self, *_: object) -> None:
         for part, training in self._before:
             part.training = training
-
-
-def _derived_from(name: str) -> str:
-    prefix = max((p for p in DERIVED_FROM if name.startswith(p)), key=len)
-    return DERIVED_FROM[prefix]
-
-
-def _checksum(description: dict[str, Any]) -> str:
-    content = {key: value for key, value in description.items() if key != "sha256"}
-    return hashlib.sha256(storage.to_json_bytes(content)).hexdigest()
-
-
-def _checked_description(description: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(description, dict) or "format" not in description:
-        raise InputError(f"{path} does not describe a model of ncdwf")
-    if description["format"] != FORMAT:
-        raise InputError(
-            f"{path} has format {description['format']!r}; this version of ncdwf reads {FORMAT}"
-        )
-    if not _is_intact(description):
-        raise InputError(f"{path} is damaged or was changed: its sha256 is not the recorded one")
-    return description
-
-
-def _is_intact(description: dict[str, Any]) -> bool:
-    try:
-        return bool(description.get("sha256") == _checksum(description))
-    except (ValueError, RecursionError):  # what cannot be written was never saved
-        return False
 
 
 def _with_backbone(
@@ -546,34 +415,20 @@ def _new_names(count: int, num_before: int, taken: tuple[str, ...]) -> tuple[str
     return tuple(itertools.islice((name for name in names if name not in taken), count))
 
 
-def _require_positive(shape: NovelHead | Architecture, *names: str) -> None:
-    for name in names:
-        value = getattr(shape, name)
-        require(value > 0, f"{name}={value} of a model should be above 0")
-
-
-def _without_weights(description: dict[str, Any], path: Path, backbone: nn.Module | None) -> Model:
+def _without_weights(description: archive.Description, backbone: nn.Module | None) -> Model:
     """Return the model that is described, still without storage."""
-    try:
-        architecture = from_dict(Architecture, description["architecture"], where="architecture")
-        foreign: Any = None
-        if architecture.backbone == CUSTOM:
-            if backbone is None:
-                raise InputError("its backbone was passed as a module; pass one to load it")
-            foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
-        elif architecture.backbone.startswith(TIMM):
-            # With storage: such networks keep buffers that no file holds.
-            foreign = make_backbone(architecture.backbone, architecture.input_shape)
-        known, novel = (tuple(description[key]) for key in ("known_names", "novel_names"))
-        require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
-        with torch.device("meta"):
-            model = Model(architecture, known, novel, backbone=foreign)
-        counts = (len(known), len(novel)) == (model.num_known, model.num_novel)
-        require(counts, "it does not name every class once")
-    except (InputError, KeyError, TypeError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise InputError(f"{path} does not describe a model of ncdwf: {reason}") from error
-    return model
+    architecture = description.architecture
+    foreign: Any = None
+    if architecture.backbone == CUSTOM:
+        if backbone is None:
+            raise InputError("its backbone was passed as a module; pass one to load it")
+        foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
+    elif architecture.backbone.startswith(TIMM):
+        # With storage: such networks keep buffers that no file holds.
+        foreign = make_backbone(architecture.backbone, architecture.input_shape)
+    names = description.known_names, description.novel_names
+    with torch.device("meta"):
+        return Model(architecture, *names, backbone=foreign)
 
 
 def _check_tensors(model: Model, tensors: dict[str, Tensor], path: Path) -> None:

@@ -23,23 +23,17 @@ from ncdwf.config import Config, from_dict
 from ncdwf.data.inputs import Inputs, Labels, digest
 from ncdwf.data.setting import Setting, Split
 from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import discover, make_method
-from ncdwf.learning.loop import (
-    Checkpoints,
-    Epoch,
-    History,
-    Progress,
-    choose_device,
-    choose_engine,
-)
+from ncdwf.learning.loop import Epoch, History, Progress, choose_device, choose_engine
 from ncdwf.learning.settling import PHASE as SETTLING
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey, check_pool
 from ncdwf.model import Model
+from ncdwf.model.archive import DESCRIPTION_FILE, WEIGHTS_FILE
 from ncdwf.model.backbone import check_backbone
-from ncdwf.model.model import DESCRIPTION_FILE, WEIGHTS_FILE
 from ncdwf.recipes import recipe
 from ncdwf.results.environment import environment
 from ncdwf.results.evaluation import Predictions, Scores, evaluate

@@ -1,0 +1,115 @@
+"""Checkpoints: where a training can be taken up again, and when one is written."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ncdwf import storage
+from ncdwf.errors import InputError
+
+
+class Checkpoints:
+    """Checkpoints of one run: immutable directories named by their position, the last two kept.
+
+    `data` is the digest of what is learnt from (`data.inputs.digest`), once it has been read.
+    """
+
+    def __init__(self, directory: Path, *, seconds: float, fingerprint: str) -> None:
+        self.directory = directory
+        self.data: Mapping[str, Any] = {}
+        self._fingerprint = fingerprint
+        self._seconds = seconds
+        self._last = time.monotonic()
+        self._is_last = False
+
+    def due(self) -> bool:
+        """Tell whether it is time to keep another one."""
+        return self._is_last or time.monotonic() - self._last >= self._seconds
+
+    @contextmanager
+    def before_interruptions(self) -> Iterator[None]:
+        """Let Ctrl-C wait until another one is kept; a second Ctrl-C waits for nothing."""
+
+        def ask(*_: object) -> None:
+            if self._is_last:
+                raise KeyboardInterrupt
+            self._is_last = True
+
+        usual = signal.default_int_handler
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not usual:  # another's to decide
+            yield
+            return
+        signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+    def keep(
+        self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any
+    ) -> None:
+        """Write a checkpoint, then remove all but the last two of this phase.
+
+        If somebody has pressed Ctrl-C in the meantime, this is where it takes effect.
+        """
+        position = {"phase": phase, "epoch": epoch, "step": step, "config": self._fingerprint}
+        path = self.directory / f"{phase}-{epoch:06d}-{step:08d}"
+        if not path.exists():  # the same position holds the same state
+            files = {
+                "state.safetensors": storage.to_tensor_bytes(tensors),
+                "position.json": storage.to_json_bytes({**position, "data": self.data, **rest}),
+            }
+            storage.commit_directory(path, files)
+        for old in self._all(phase)[:-2]:
+            storage.remove_directory(old)
+        self._last = time.monotonic()
+        if self._is_last:
+            raise KeyboardInterrupt
+
+    def latest(self, phase: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the tensors and the position of the newest checkpoint, if there is one.
+
+        A damaged one is refused, never passed over: going on from an older one is for a person to
+        decide, by deleting the directory that the message names.
+        """
+        found = self._all(phase)
+        if not found:
+            return None
+        path = found[-1]
+        try:
+            files = storage.read_directory(path)
+            position = storage.parse_json(files["position.json"], path / "position.json")
+            tensors = storage.parse_tensors(files["state.safetensors"], path / "state.safetensors")
+        except InputError as error:
+            raise InputError(f"{error}; delete {path} to resume from the one before it") from error
+        if position["config"] != self._fingerprint:
+            raise InputError(f"{path} belongs to another configuration than this run's config.json")
+        if (before := position.get("data", {})) != self.data:
+            raise InputError(
+                f"{path} belongs to other data: {_difference(before, self.data)}; put back what "
+                f"was changed, or delete {self.directory} to begin this phase anew"
+            )
+        return tensors, position
+
+    def _all(self, phase: str) -> list[Path]:
+        return sorted(self.directory.glob(f"{phase}-*-*"))
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say in what two digests differ."""
+    if not before:
+        return "with which it began is not recorded"
+    sizes = [(data.get("rows"), data.get("shape")) for data in (before, now)]
+    if sizes[0] != sizes[1]:
+        told = [f"{rows} of shape {tuple(shape or ())}" for rows, shape in sizes]
+        return f"it began with {told[0]}, there are {told[1]} now"
+    if before.get("sha256") != now.get("sha256"):
+        return "as many as before, but not the same"
+    return "the labels or the names of the classes are others"
