@@ -30,8 +30,8 @@ from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
 from ncdwf.noise import generator
 from ncdwf.recipes import recipe
+from ncdwf.results.configuration import complete
 from ncdwf.results.environment import in_brief
-from ncdwf.results.experiment import complete
 
 NUM_KNOWN = 80
 SECONDS = 1.5

@@ -14,7 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import ncdwf
-from ncdwf.data.folder import decode, labelled_folder, unlabelled
+from ncdwf.data.folder import labelled_folder, unlabelled
+from ncdwf.data.gathering import decode
 
 # Fewer epochs than would follow from the data, so that this is over soon.
 SHORT = {"supervised.optim.epochs": 10, "discovery.optim.epochs": 20}

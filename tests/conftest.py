@@ -5,6 +5,7 @@ section with every test, its outcome and what it measured (`record_property`).
 """
 
 import os
+import shutil
 import signal
 
 # Before torch is imported: one thread is fastest for such small nets, and repeatable.
@@ -36,7 +37,7 @@ from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.results import experiment
 from ncdwf.results.environment import in_brief
-from ncdwf.results.experiment import Run
+from ncdwf.results.run import Run
 
 torch.set_num_threads(1)
 # A shell starts its background jobs deaf to Ctrl-C, and so would the tests of Ctrl-C be.
@@ -221,3 +222,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = Run.create(tmp_path_factory.mktemp("finished") / "run", shorter(tiny_recipe()))
         experiment.execute(run)
     return run.path
+
+
+@pytest.fixture
+def run_copy(tmp_path: Path, finished_run: Path) -> Path:
+    """A finished run of the tiny setting; anything in it may be changed."""
+    return shutil.copytree(finished_run, tmp_path / "copy")

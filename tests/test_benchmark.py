@@ -13,8 +13,8 @@ from ncdwf.config import Config
 from ncdwf.errors import InputError
 from ncdwf.results import benchmark, experiment, observations
 from ncdwf.results.benchmark import Bench, find, read_lines
-from ncdwf.results.experiment import Run
 from ncdwf.results.grids import Cell, Grid, Variant
+from ncdwf.results.run import Run
 
 BARE = Variant(name="bare", title="none", sets=("method.weight_distill=0",))
 GRID = Grid(

@@ -45,7 +45,8 @@ from ncdwf.learning.discovery import METHODS
 from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
 from ncdwf.recipes import RECIPES
-from ncdwf.results.experiment import Run, execute
+from ncdwf.results.experiment import execute
+from ncdwf.results.run import Run
 
 VERBS = (
     *("run", "learn", "discover", "evaluate", "predict", "name", "export", "inspect"),

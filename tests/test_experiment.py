@@ -1,4 +1,4 @@
-"""Run directories: what is in them, replaying, resuming in the same process, locking."""
+"""Experiments: what they leave behind, replaying, resuming in the same process, locking."""
 
 import json
 import shutil
@@ -10,22 +10,14 @@ import pytest
 from conftest import Stop, StopAfter, same_results, shorter
 
 from ncdwf import storage
-from ncdwf.config import Config, override
+from ncdwf.config import Config
 from ncdwf.errors import InputError
-from ncdwf.learning.loop import Epoch
 from ncdwf.model import Model
 from ncdwf.results import experiment
+from ncdwf.results.configuration import read_config
 from ncdwf.results.evaluation import PAPER_TAUS
-from ncdwf.results.experiment import (
-    Run,
-    complete,
-    config_record,
-    evaluate_stage,
-    execute,
-    is_record_of,
-    new_run_dir,
-    read_config,
-)
+from ncdwf.results.experiment import evaluate_stage, execute
+from ncdwf.results.run import Run, load_supervised
 
 SCORE_KEYS = {
     "setting",
@@ -54,11 +46,6 @@ SCORE_KEYS = {
     "date",
 }
 ACCURACY = {"known", "novel", "all", "all_weighted"}
-
-
-@pytest.fixture
-def run_copy(tmp_path: Path, finished_run: Path) -> Path:
-    return shutil.copytree(finished_run, tmp_path / "copy")
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -178,30 +165,6 @@ def test_another_seed_gives_another_model(finished_run: Path, tmp_path: Path, ti
         assert (tmp_path / "other" / name).read_bytes() != (finished_run / name).read_bytes()
 
 
-def test_a_directory_with_a_run_or_a_model_is_refused(
-    run_copy: Path, tmp_path: Path, tiny: Config
-) -> None:
-    before = files(run_copy)
-    with pytest.raises(InputError, match="holds a run already"):
-        Run.create(run_copy, tiny)
-    assert files(run_copy) == before
-    with pytest.raises(InputError, match="holds a model already"):
-        Run.create(run_copy / "supervised", tiny)
-    assert files(run_copy) == before
-    with pytest.raises(InputError, match="holds no run"):
-        Run.open(tmp_path)
-
-
-def test_new_run_directories_have_fresh_names(tmp_path: Path, tiny: Config) -> None:
-    config = replace(tiny, seed=3)
-    names = [new_run_dir(tmp_path / "runs", config).name for _ in range(3)]
-    stem = "tiny-4-2-ncdwf-seed3"
-    assert names == [stem, f"{stem}-2", f"{stem}-3"]
-    (tmp_path / "file").touch()
-    with pytest.raises((InputError, storage.StorageError)):
-        new_run_dir(tmp_path / "file", config)
-
-
 def test_a_run_in_use_is_refused_and_free_again_afterwards(run_copy: Path, tiny: Config) -> None:
     with storage.locked(run_copy), pytest.raises(InputError, match="in use by another process"):
         execute(Run.open(run_copy))
@@ -299,30 +262,6 @@ def test_evaluating_before_discovery_or_on_other_classes_is_refused(
         evaluate_stage(finished_run, "tiny-3-2")
 
 
-def test_recording_a_phase_twice_replaces_it(tmp_path: Path, tiny: Config) -> None:
-    def entry(phase: str, lr: float) -> Epoch:
-        return Epoch(
-            phase=phase, epoch=0, lr=lr, terms={"a": 1.0}, seconds=1.0, images_per_second=1.0
-        )
-
-    run = Run.create(tmp_path / "run", tiny)
-    assert run.history() == []
-    run.record([entry("supervised", 0.1)])
-    run.record([entry("discovery", 0.2)])
-    run.record([entry("supervised", 0.3)])
-    assert [(e.phase, e.lr) for e in run.history()] == [("discovery", 0.2), ("supervised", 0.3)]
-
-
-def test_variant_tells_the_recommended_configuration_from_others(tiny: Config) -> None:
-    assert experiment.variant(tiny) == "main"
-    same = replace(
-        tiny, seed=5, device="auto", engine="eager", checkpoint_seconds=0.0, snapshot_epochs=2
-    )
-    assert experiment.variant(same) == "main"
-    assert experiment.variant(override(tiny, "discovery.optim.lr=0.06")) == "custom"
-    assert experiment.variant(replace(tiny, method={**tiny.method, "tau": 0.4})) == "custom"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -352,42 +291,9 @@ def test_a_model_without_its_run_claims_nothing_about_its_training(
     tmp_path: Path, finished_run: Path
 ) -> None:
     config = Run.open(finished_run).config
-    start = experiment.load_supervised(finished_run / "supervised")
+    start = load_supervised(finished_run / "supervised")
     run = Run.create(tmp_path / "new", config, start)
     execute(run)
     recorded = storage.read_json(run.path / "scores.json")
     assert recorded["epochs"] == [None, config.discovery.optim.epochs]
     assert (recorded["variant"], recorded["seconds"][0]) == ("custom", 0)
-
-
-def test_files_of_others_in_the_directory_stay(tmp_path: Path, tiny: Config) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
-        (tmp_path / name).write_text("mine")
-    Run.create(tmp_path, tiny)
-    for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
-        assert (tmp_path / name).read_text() == "mine"
-
-
-def test_a_recorded_configuration_is_known_again_whatever_the_seed_and_the_machine(
-    finished_run: Path, tiny: Config
-) -> None:
-    record = config_record(tiny)
-    assert json.loads(json.dumps(record)) == record
-    recorded = json.loads((finished_run / "scores.json").read_text())["config"]
-    assert is_record_of(recorded, shorter(tiny))
-    assert not is_record_of(recorded, tiny)
-    same = replace(
-        tiny, seed=5, device="auto", engine="eager", checkpoint_seconds=0.0, snapshot_epochs=2
-    )
-    assert is_record_of(record, same)
-    for assignment in ("discovery.optim.lr=0.06", "setting=tiny-3-2", "method.tau=0.4"):
-        assert not is_record_of(record, override(tiny, assignment)), assignment
-    assert not is_record_of({**record, "unheard": 1}, tiny)
-
-
-def test_what_a_later_version_adds_counts_as_its_default(tiny: Config) -> None:
-    record = config_record(tiny)
-    del record["supervised"]["view"]["hue"], record["method"]["rho"]
-    assert is_record_of(record, tiny)
-    assert not is_record_of(record, override(complete(tiny), "method.rho=3"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ncdwf.data.setting import Setting
-from ncdwf.results.experiment import config_record, is_record_of, variant
+from ncdwf.results.configuration import config_record, is_record_of, variant
 from ncdwf.results.grids import (
     CIFAR_SETTINGS,
     GRIDS,

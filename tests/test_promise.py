@@ -29,7 +29,8 @@ from ncdwf.learning.discovery import Method, Outcome, discover, make_method
 from ncdwf.learning.loop import Quiet
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
-from ncdwf.results.experiment import Run, execute
+from ncdwf.results.experiment import execute
+from ncdwf.results.run import Run
 
 NUM_LABELLED = 211
 

@@ -11,7 +11,8 @@ from ncdwf.data.setting import SETTINGS, Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import METHODS
 from ncdwf.recipes import RECIPES, fit_discovery, fit_supervised, own_data, recipe
-from ncdwf.results.experiment import check_shape, complete
+from ncdwf.results.configuration import complete
+from ncdwf.results.experiment import check_shape
 
 
 @pytest.mark.parametrize(("name", "num_novel"), [("5-5", 5), ("2-7", 7), ("5-5-proxy-2-3", 3)])

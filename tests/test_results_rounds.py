@@ -16,9 +16,9 @@ from ncdwf.data.setting import DATA_SETS, DataSet
 from ncdwf.model import Architecture, Model, NovelHead, Outputs
 from ncdwf.results import observations, rounds
 from ncdwf.results.benchmark import Bench, find, read_lines
-from ncdwf.results.experiment import Run
 from ncdwf.results.grids import Cell, Variant
 from ncdwf.results.rounds import after_each_round, after_one_round
+from ncdwf.results.run import Run
 
 # Two classes with labels, two of the first round and two of the second; every class has three
 # pictures in the pool (or among the labelled ones) and four test pictures.

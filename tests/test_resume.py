@@ -17,7 +17,8 @@ from conftest import same_results, shorter
 from ncdwf import storage
 from ncdwf.config import Config
 from ncdwf.errors import StorageError
-from ncdwf.results.experiment import Run, execute
+from ncdwf.results.experiment import execute
+from ncdwf.results.run import Run
 
 SETS = (
     "checkpoint_seconds=0",

@@ -7,7 +7,7 @@ import pytest
 
 from ncdwf.results import tables
 from ncdwf.results.benchmark import Line
-from ncdwf.results.experiment import config_record
+from ncdwf.results.configuration import config_record
 from ncdwf.results.grids import CIFAR_SETTINGS, GRIDS, RUNS, Cell
 from ncdwf.results.tables import blocks, fill, markdown, routed, spread
 

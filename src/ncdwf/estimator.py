@@ -51,7 +51,7 @@ from ncdwf.recipes import (
     fit_supervised,
     own_data,
 )
-from ncdwf.results.experiment import complete
+from ncdwf.results.configuration import complete
 from ncdwf.results.metrics import count_pairs, match_clusters
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
 from ncdwf.recipes import recipe
-from ncdwf.results.experiment import complete
+from ncdwf.results.configuration import complete
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,12 +10,13 @@ from ncdwf.cli.options import ModelDir, Strict
 from ncdwf.cli.own import check_text, picture_shape
 from ncdwf.cli.runs import check_learnt, go_on
 from ncdwf.console import Bar, Format, err, out, print_holdings, print_rows, print_skipped
-from ncdwf.data.folder import decode, find_pictures
+from ncdwf.data.folder import find_pictures
+from ncdwf.data.gathering import decode
 from ncdwf.errors import InputError
 from ncdwf.export import export_onnx
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
-from ncdwf.results import experiment
+from ncdwf.results.run import Run, model_dir
 
 
 def predict(
@@ -134,10 +135,10 @@ def _old_and_new(text: str, class_names: Sequence[str]) -> tuple[str, str]:
 def _newest(model: Path) -> Path:
     """Return where the newest model of a run is; say so if discovery should have left a newer."""
     check_learnt(model)
-    if experiment.Run(model).is_discovering:
+    if Run(model).is_discovering:
         hint = (
             f"discovery in {model} has not finished; this is the model before it, of the known "
             f"classes alone. Go on with: {go_on('discover', model)}"
         )
         err.print(hint, highlight=False, soft_wrap=True)
-    return experiment.model_dir(model)
+    return model_dir(model)

@@ -13,7 +13,8 @@ import torch
 from ncdwf.cli.runs import Changes, check_learnt, check_over, run_dir
 from ncdwf.config import Config, OwnData
 from ncdwf.console import Bar, print_choices, print_skipped
-from ncdwf.data.folder import Listing, decode, glance, labelled_folder, labelled_table, unlabelled
+from ncdwf.data.folder import Listing, labelled_folder, labelled_table, unlabelled
+from ncdwf.data.gathering import decode, glance
 from ncdwf.errors import InputError, counted
 from ncdwf.learning.discovery import check_method, reads_small_views
 from ncdwf.learning.loop import choose_device
@@ -21,7 +22,7 @@ from ncdwf.learning.survey import check_pool
 from ncdwf.model import Model
 from ncdwf.recipes import LARGEST_SIDE, fit_discovery, fit_supervised, own_data
 from ncdwf.results import experiment
-from ncdwf.results.experiment import Run
+from ncdwf.results.run import CONFIG_FILE, Run, load_model
 
 
 def own_config(
@@ -66,12 +67,12 @@ def own_round(
     wanted = _number(num_novel)
     check_text(*(path.resolve() for path in images))
     check_learnt(model)
-    start = experiment.load_model(model)
+    start = load_model(model)
     shape, num_pictures = picture_shape(start), len(unlabelled(images).paths)
     has_gpu = choose_device("auto").type == "cuda"
     name = check_method(changes.method or "ncdwf")
     config = own_data(shape, method=name, backbone=start.architecture.backbone, has_gpu=has_gpu)
-    if (model / experiment.CONFIG_FILE).exists():
+    if (model / CONFIG_FILE).exists():
         recorded = Run.open(model).config
         config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
     config = fit_discovery(config, num_pictures, wanted, has_gpu=has_gpu)

@@ -41,7 +41,7 @@ from ncdwf.learning.discovery import METHODS
 from ncdwf.model import Model
 from ncdwf.recipes import LARGEST_IMAGE_SIZE, RECIPES
 from ncdwf.results import experiment
-from ncdwf.results.experiment import Run
+from ncdwf.results.run import SCORES_FILE, Run
 
 NOTHING_LEFT = "Nothing was left to do. "
 
@@ -76,7 +76,7 @@ def run(
             f"{work.path} is of pictures of your own; go on with 'ncdwf learn --resume' or "
             "'ncdwf discover --resume'"
         )
-    is_done = resume is not None and (work.path / experiment.SCORES_FILE).exists()
+    is_done = resume is not None and (work.path / SCORES_FILE).exists()
     with _resumable(work), Bar() as bar:
         scores = experiment.execute(work, bar, data_dir=data_dir, surveyed=print_survey)
     config = work.config

@@ -17,7 +17,8 @@ from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.model.archive import DESCRIPTION_FILE
 from ncdwf.recipes import RECIPES, recipe
 from ncdwf.results import experiment
-from ncdwf.results.experiment import Run
+from ncdwf.results.configuration import complete, read_config
+from ncdwf.results.run import CONFIG_FILE, Run, load_supervised, new_run_dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,7 @@ class Changes:
         """Return the configuration with the seed and the single fields changed, complete."""
         if self.seed is not None:
             config = replace(config, seed=self.seed)
-        config = experiment.complete(config)
+        config = complete(config)
         method = config.method["name"]
         for assignment in self.sets:
             config = override(config, assignment)
@@ -54,7 +55,7 @@ class Changes:
                 f"--set cannot choose the method; --method {name} of 'ncdwf run' and "
                 "'ncdwf discover' does"
             )
-        return experiment.complete(config)
+        return complete(config)
 
 
 def begin(
@@ -69,7 +70,7 @@ def begin(
         return _reopen(resume, changes, setting, out_dir, file)
     if file is not None and setting is not None:
         raise InputError("--config names the setting already; give one of the two")
-    start = experiment.read_config(file) if file else _recipe(setting or "digits-5-5")
+    start = read_config(file) if file else _recipe(setting or "digits-5-5")
     if start.own is not None:
         raise InputError(f"{file} is of pictures of your own; 'ncdwf learn --images' takes them")
     config = changes.apply(start)
@@ -92,7 +93,7 @@ def reopen_round(resume: Path, changes: Changes, *others: object) -> Run:
 def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes: Changes) -> Run:
     """Begin discovery in the pool of a setting, from what the model was before any."""
     check_learnt(model)
-    start = experiment.load_supervised(model)
+    start = load_supervised(model)
     recorded = recorded_config(model, setting, option="--images")
     if (model / DESCRIPTION_FILE).exists() and is_own(model):
         raise InputError(
@@ -108,7 +109,7 @@ def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes:
 
 def is_own(model: Path) -> bool:
     """Tell whether a run learnt from somebody's own pictures."""
-    return (model / experiment.CONFIG_FILE).exists() and Run.open(model).config.own is not None
+    return (model / CONFIG_FILE).exists() and Run.open(model).config.own is not None
 
 
 def recorded_config(model: Path, setting: str | None, *, option: str) -> Config:
@@ -117,7 +118,7 @@ def recorded_config(model: Path, setting: str | None, *, option: str) -> Config:
     A model without its run gets the recipe of `setting`. Where the run has no setting, `option`
     names other pictures.
     """
-    if (model / experiment.CONFIG_FILE).exists():
+    if (model / CONFIG_FILE).exists():
         config = Run.open(model).config
         if setting is None:
             if config.own is not None:
@@ -132,7 +133,7 @@ def recorded_config(model: Path, setting: str | None, *, option: str) -> Config:
         return _recipe(setting)
     if not model.exists():
         raise InputError(f"{model} does not exist")
-    raise InputError(f"{model} holds no {experiment.CONFIG_FILE}; name the setting with --setting")
+    raise InputError(f"{model} holds no {CONFIG_FILE}; name the setting with --setting")
 
 
 def fetch(setting: str, data_dir: Path | None) -> None:
@@ -182,7 +183,7 @@ def check_free(out_dir: Path | None) -> None:
                 f"{out_dir} holds a run that has not finished; choose another directory, or go on "
                 f"with it: {go_on(VERBS[phase], out_dir)}"
             )
-        if any((out_dir / name).exists() for name in (experiment.CONFIG_FILE, DESCRIPTION_FILE)):
+        if any((out_dir / name).exists() for name in (CONFIG_FILE, DESCRIPTION_FILE)):
             raise InputError(f"{out_dir} holds a run or a model already; choose another directory")
 
 
@@ -214,7 +215,7 @@ def go_on(verb: str, path: Path) -> str:
 
 def run_dir(out_dir: Path | None, config: Config) -> Path:
     """Return the directory that was asked for, or a new one."""
-    return out_dir or experiment.new_run_dir(RUNS, config)
+    return out_dir or new_run_dir(RUNS, config)
 
 
 def _reopen(resume: Path, changes: Changes, *others: object) -> Run:

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from ncdwf.config import require
-from ncdwf.data.folder import decode, glance
+from ncdwf.data.gathering import decode, glance
 from ncdwf.data.inputs import Inputs, as_images, as_inputs, fitted
 from ncdwf.errors import InputError, first_line, shown
 

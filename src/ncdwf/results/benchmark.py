@@ -14,19 +14,10 @@ from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.loop import Progress
 from ncdwf.results import observations
-from ncdwf.results.experiment import (
-    CONFIG_FILE,
-    SCORES_FILE,
-    Run,
-    check,
-    config_record,
-    execute,
-    is_record_of,
-    labelled_of,
-    learn_stage,
-    load_supervised,
-)
+from ncdwf.results.configuration import config_record, is_record_of
+from ncdwf.results.experiment import check, execute, labelled_of, learn_stage
 from ncdwf.results.grids import Cell
+from ncdwf.results.run import CONFIG_FILE, SCORES_FILE, Run, load_supervised
 
 Line = dict[str, Any]
 """One finished run."""

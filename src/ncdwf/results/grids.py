@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ncdwf.config import Config, override
 from ncdwf.recipes import FEWEST_SETTLING_STEPS, recipe
-from ncdwf.results.experiment import complete
+from ncdwf.results.configuration import complete
 
 CIFAR_SETTINGS = ("cifar10-5-5", "cifar100-80-20", "cifar100-50-50", "cifar100-20-80")
 

@@ -16,16 +16,12 @@ from ncdwf.data.setting import Setting
 from ncdwf.learning.counting import count_novel
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
-from ncdwf.results.experiment import (
-    PREDICTIONS_FILE,
-    Run,
-    config_record,
-    is_record_of,
-    score_snapshots,
-)
+from ncdwf.results.configuration import config_record, is_record_of
+from ncdwf.results.experiment import score_snapshots
 from ncdwf.results.grids import CONFUSION, COUNTED, MATURITY, ONE_ROUND, TWO_ROUNDS, Cell
 from ncdwf.results.metrics import count_pairs
 from ncdwf.results.rounds import after_each_round, after_one_round
+from ncdwf.results.run import PREDICTIONS_FILE, Run
 
 FILE = "observations.json"
 

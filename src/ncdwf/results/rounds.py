@@ -16,8 +16,8 @@ from ncdwf.learning.discovery import discover, make_method
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.rounds import promote
 from ncdwf.model import Model
-from ncdwf.results.experiment import Run
 from ncdwf.results.metrics import count_pairs, match_clusters
+from ncdwf.results.run import Run
 
 Groups = dict[str, float]
 """Accuracy in percent, by a group of classes."""

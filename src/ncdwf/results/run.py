@@ -1,0 +1,224 @@
+"""The run directory: the only interface between training and everything after it.
+
+It holds `config.json`, `env.json`, `history.jsonl`, `supervised/` (the model before discovery),
+`model.safetensors` with `model.json`, `predictions.npz` and `scores.json`, and `snapshots/` if the
+configuration asks for them, and `survey.json` if discovery had to find out what the pool is made of
+or how many classes it holds. Each stage is complete when its last file is there, so a run that was
+cut off goes on where it stopped.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ncdwf import storage
+from ncdwf.config import Config, from_dict
+from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.learning.checkpoints import Checkpoints
+from ncdwf.learning.discovery import PHASE as DISCOVERY
+from ncdwf.learning.loop import Epoch, History
+from ncdwf.learning.supervised import PHASE as SUPERVISED
+from ncdwf.model import Model
+from ncdwf.model.archive import DESCRIPTION_FILE, WEIGHTS_FILE
+from ncdwf.results.configuration import complete, read_config
+from ncdwf.results.environment import environment
+
+CONFIG_FILE = "config.json"
+ENVIRONMENT_FILE = "env.json"
+HISTORY_FILE = "history.jsonl"
+SURVEY_FILE = "survey.json"
+SCORES_FILE = "scores.json"
+PREDICTIONS_FILE = "predictions.npz"
+FILES_OF_BEGIN = frozenset(
+    {CONFIG_FILE, ENVIRONMENT_FILE, HISTORY_FILE, SURVEY_FILE, storage.LOCK_FILE}
+)
+FOLDERS_OF_BEGIN = frozenset({SUPERVISED})
+"""All that a run may hold before anything was trained in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory: its path and what is in it. Nothing is computed again."""
+
+    path: Path
+    made: frozenset[str] = frozenset()
+    """What `create` brought into the directory and may be taken back."""
+
+    @classmethod
+    def create(
+        cls, path: Path, config: Config, start: tuple[Model, History] | None = None
+    ) -> "Run":
+        """Begin a run in `path`, which must not hold one yet.
+
+        `start` is a supervised phase done elsewhere: its model and its history. The configuration
+        is written last: without it there is no run.
+        """
+        storage.make_directory(path)
+        made = frozenset(n for n in FILES_OF_BEGIN | FOLDERS_OF_BEGIN if not (path / n).exists())
+        if (path / DESCRIPTION_FILE).exists() and not (path / CONFIG_FILE).exists():
+            raise InputError(f"{path} holds a model already; choose another directory")
+        with storage.locked(path):
+            if (path / CONFIG_FILE).exists():
+                raise InputError(
+                    f"{path} holds a run already; resume it with --resume or choose another "
+                    "directory"
+                )
+            run = cls(path, made)
+            if start is not None:
+                start[0].save(run.supervised_dir)
+                run.record(start[1])
+            storage.write_json(path / ENVIRONMENT_FILE, environment(config))
+            storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Return the run in `path`."""
+        if not (path / CONFIG_FILE).is_file():
+            raise InputError(f"{path} holds no run ({CONFIG_FILE} is missing)")
+        return cls(path)
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration, complete enough to replay the run."""
+        return read_config(self.path / CONFIG_FILE)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Return what the run was made with."""
+        values = storage.read_json(self.path / ENVIRONMENT_FILE)
+        if not isinstance(values, dict):
+            raise InputError(f"{self.path / ENVIRONMENT_FILE} should hold an object")
+        return values
+
+    @property
+    def supervised_dir(self) -> Path:
+        """Return where the model before discovery is kept."""
+        return self.path / SUPERVISED
+
+    @property
+    def is_discovering(self) -> bool:
+        """Tell whether discovery has begun and not ended: there is no model of it yet."""
+        began = self._checkpoints_dir(DISCOVERY).exists()
+        return began and not (self.path / DESCRIPTION_FILE).exists()
+
+    @property
+    def unfinished(self) -> str:
+        """Return the phase that has begun here and not ended, or nothing."""
+        if not (self.path / CONFIG_FILE).is_file():
+            return ""
+        if not any(
+            (place / DESCRIPTION_FILE).exists() for place in (self.path, self.supervised_dir)
+        ):
+            return SUPERVISED
+        return DISCOVERY if self.is_discovering else ""
+
+    @property
+    def snapshots(self) -> dict[int, Path]:
+        """Return the models kept on the way, by how many epochs of discovery they had done."""
+        found = sorted((self.path / "snapshots").glob(f"epoch-*/{DESCRIPTION_FILE}"))
+        return {int(path.parent.name.removeprefix("epoch-")): path.parent for path in found}
+
+    def keep_snapshot(self, num_epochs: int, model: Model) -> None:
+        """Save a model on the way, unless it was saved before an interruption."""
+        if num_epochs not in self.snapshots:
+            model.save(self.path / "snapshots" / f"epoch-{num_epochs:06d}")
+
+    def history(self) -> History:
+        """Return what every finished epoch left."""
+        path = self.path / HISTORY_FILE
+        if not path.exists():
+            return []
+        lines = storage.read_bytes(path).splitlines()
+        return [from_dict(Epoch, storage.parse_json(line, path), where=str(path)) for line in lines]
+
+    def record(self, epochs: History) -> None:
+        """Add the epochs of one phase to the history; they replace those of the same phase."""
+        phases = {epoch.phase for epoch in epochs}
+        kept = [epoch for epoch in self.history() if epoch.phase not in phases]
+        lines = [json.dumps(asdict(epoch), allow_nan=False) for epoch in kept + epochs]
+        storage.write_bytes(self.path / HISTORY_FILE, "".join(f"{li}\n" for li in lines).encode())
+
+    @contextmanager
+    def checkpoints(self, phase: str) -> Iterator[Checkpoints]:
+        """Give a phase its checkpoints; they are removed when it has ended well.
+
+        Checkpoints of the supervised phase hold momentum: recent gradients of labelled pictures.
+        """
+        content = storage.read_bytes(self.path / CONFIG_FILE)
+        directory = self._checkpoints_dir(phase)
+        checkpoints = Checkpoints(
+            directory,
+            seconds=self.config.checkpoint_seconds,
+            fingerprint=hashlib.sha256(content).hexdigest(),
+        )
+        try:
+            yield checkpoints
+        except (InputError, NonFiniteError):
+            with suppress(OSError):  # there is something to go on from, or there never was
+                directory.rmdir()
+                directory.parent.rmdir()
+            if not directory.exists():
+                self._take_back()
+            raise
+        storage.remove_directory(directory)
+        with suppress(OSError):  # the other phase has some, or there were none
+            directory.parent.rmdir()
+
+    def _checkpoints_dir(self, phase: str) -> Path:
+        return self.path / "checkpoints" / phase
+
+    def _take_back(self) -> None:
+        """Undo `create`: what was refused, or diverged, at once could only do so again."""
+        for name in self.made & FILES_OF_BEGIN:
+            storage.remove_file(self.path / name)
+        for name in self.made & FOLDERS_OF_BEGIN:
+            storage.remove_directory(self.path / name)
+        with suppress(OSError):  # it holds other files, or a run that was there before
+            self.path.rmdir()
+
+
+def new_run_dir(parent: Path, config: Config) -> Path:
+    """Return a fresh directory below `parent`, named after setting, method and seed."""
+    storage.make_directory(parent)
+    stem = f"{config.setting}-{config.method['name']}-seed{config.seed}"
+    for number in range(1, 10_000):
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        return path
+    raise InputError(f"{parent} holds too many runs named {stem}; delete some")
+
+
+def load_model(path: Path) -> Model:
+    """Return the model in a model directory, or the newest one of a run directory."""
+    return Model.load(model_dir(path))
+
+
+def model_dir(path: Path) -> Path:
+    """Return where the newest model of a run directory is, or of a model directory the same."""
+    run = Run(path)
+    if (path / WEIGHTS_FILE).exists() and not run.is_discovering:
+        return path  # also if its description is lost: the model before it is another one
+    newest = path if (path / DESCRIPTION_FILE).exists() else run.supervised_dir
+    return newest if (newest / DESCRIPTION_FILE).exists() else path
+
+
+def load_supervised(path: Path) -> tuple[Model, History]:
+    """Return a model before discovery and its history: of a run directory, or of a model alone."""
+    run = Run(path)
+    if not (run.supervised_dir / DESCRIPTION_FILE).exists():
+        model = Model.load(path)
+        if model.novel_head is not None:
+            raise InputError(f"{path} has discovered already; give the model of 'ncdwf learn'")
+        return model, []
+    history = [epoch for epoch in run.history() if epoch.phase == SUPERVISED]
+    return Model.load(run.supervised_dir), history

@@ -1,0 +1,60 @@
+"""Run directories: how they begin, what they record, what is left alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_experiment import files
+
+from ncdwf import storage
+from ncdwf.config import Config
+from ncdwf.errors import InputError
+from ncdwf.learning.loop import Epoch
+from ncdwf.results.run import Run, new_run_dir
+
+
+def test_a_directory_with_a_run_or_a_model_is_refused(
+    run_copy: Path, tmp_path: Path, tiny: Config
+) -> None:
+    before = files(run_copy)
+    with pytest.raises(InputError, match="holds a run already"):
+        Run.create(run_copy, tiny)
+    assert files(run_copy) == before
+    with pytest.raises(InputError, match="holds a model already"):
+        Run.create(run_copy / "supervised", tiny)
+    assert files(run_copy) == before
+    with pytest.raises(InputError, match="holds no run"):
+        Run.open(tmp_path)
+
+
+def test_new_run_directories_have_fresh_names(tmp_path: Path, tiny: Config) -> None:
+    config = replace(tiny, seed=3)
+    names = [new_run_dir(tmp_path / "runs", config).name for _ in range(3)]
+    stem = "tiny-4-2-ncdwf-seed3"
+    assert names == [stem, f"{stem}-2", f"{stem}-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises((InputError, storage.StorageError)):
+        new_run_dir(tmp_path / "file", config)
+
+
+def test_recording_a_phase_twice_replaces_it(tmp_path: Path, tiny: Config) -> None:
+    def entry(phase: str, lr: float) -> Epoch:
+        return Epoch(
+            phase=phase, epoch=0, lr=lr, terms={"a": 1.0}, seconds=1.0, images_per_second=1.0
+        )
+
+    run = Run.create(tmp_path / "run", tiny)
+    assert run.history() == []
+    run.record([entry("supervised", 0.1)])
+    run.record([entry("discovery", 0.2)])
+    run.record([entry("supervised", 0.3)])
+    assert [(e.phase, e.lr) for e in run.history()] == [("discovery", 0.2), ("supervised", 0.3)]
+
+
+def test_files_of_others_in_the_directory_stay(tmp_path: Path, tiny: Config) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    Run.create(tmp_path, tiny)
+    for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
+        assert (tmp_path / name).read_text() == "mine"
