@@ -40,3 +40,14 @@ def test_small_data_make_one_smaller_batch() -> None:
     source = TensorSource(torch.arange(3), batch_size=8, seed=0, phase="test")
     assert (source.batch_size, source.num_steps) == (3, 1)
     assert sorted(source.batch(0, 0)[0].tolist()) == [0, 1, 2]
+
+
+def test_of_some_rows_no_other_is_given() -> None:
+    numbers, rows = torch.arange(100), torch.tensor([3, 5, 20, 70, 99])
+    source = TensorSource(numbers, batch_size=2, seed=0, phase="test", rows=rows)
+    assert (source.batch_size, source.num_steps) == (2, 2)
+    given = torch.cat([source.batch(epoch, step)[0] for epoch in range(20) for step in range(2)])
+    assert set(given.tolist()) == set(rows.tolist())
+    # As if there were no others.
+    alone = TensorSource(numbers[rows], batch_size=2, seed=0, phase="test")
+    assert torch.equal(source.batch(3, 1)[0], alone.batch(3, 1)[0])

@@ -77,6 +77,15 @@ def test_variants_share_their_supervised_phase(bench: Bench) -> None:
     assert line["seconds"][0] > 0
 
 
+def test_a_supervised_phase_of_another_commit_is_not_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for commit, cell in zip(("aaa", "bbb"), replace(GRID, seeds=(0,)).cells(), strict=True):
+        monkeypatch.setenv("NCDWF_COMMIT", commit)
+        assert next(iter(bench.reproduce([cell])))["commit"] == commit
+    assert len(list((bench.work_dir / "supervised").iterdir())) == 2
+
+
 def test_settings_with_the_same_labelled_data_share_their_supervised_phase(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ncdwf.learning.counting as module
 from ncdwf.errors import InputError
-from ncdwf.learning.counting import ClassCount, count_classes, count_novel
+from ncdwf.learning.counting import ClassCount, count_classes
 from ncdwf.model import Architecture, Model
 
 
@@ -96,8 +96,6 @@ def test_the_smallest_pool_has_two_candidates() -> None:
 def test_too_small_a_pool_is_refused(num: int) -> None:
     with pytest.raises(InputError, match=f"classes of {num} pictures? cannot be counted: 20 or"):
         count_classes(torch.rand(num, 4), seed=0)
-    with pytest.raises(InputError, match=f"classes of {num} pictures? cannot be counted: 20 or"):
-        count_novel(vector_model(4), torch.rand(num, 4), seed=0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -124,22 +122,12 @@ def test_candidates_follow_the_pool(num_rows: int, last: int) -> None:
     assert len(candidates) <= 40
 
 
-def test_of_a_large_pool_some_pictures_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-
-    class Spy(Model):
-        def features(self, images: Tensor) -> Tensor:
-            read.append(len(images))
-            return super().features(images)
-
-    model = vector_model(6)
-    model.__class__ = Spy
+def test_of_a_large_pool_some_rows_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ROWS", 80)
     pool = blobs(3, 100, dim=6)
-    found = count_novel(model, pool, seed=0)
-    assert read == [80]
+    found = count_classes(pool, seed=0)
     assert max(found.curve) == 8
-    assert found == count_novel(model, pool, seed=0)
+    assert found == count_classes(pool, seed=0)
 
 
 def test_silhouettes_are_those_of_scikit_learn() -> None:
@@ -179,7 +167,7 @@ def test_digits_are_counted() -> None:
     """Raw pixels of 0-4: five classes, and a network that nobody trained lets them through."""
     data = load_digits()
     pool = torch.from_numpy(data.data[data.target < 5]).float()
-    found = count_novel(vector_model(64), pool, seed=0)
+    found = count_classes(vector_model(64).features(pool), seed=0)
     assert found.low <= 5 <= found.high
     assert 3 <= found.number <= 8
     with pytest.raises(dataclasses.FrozenInstanceError):

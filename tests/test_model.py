@@ -222,6 +222,10 @@ def test_batches_do_not_matter(monkeypatch):
     assert torch.allclose(together.probability, apart.probability, atol=1e-5)
     assert torch.allclose(together.novelty, apart.novelty, atol=1e-5)
     assert model.features(images).shape == (7, model.backbone.num_features)
+    widths = []
+    model.novel_head.register_forward_pre_hook(lambda _, inputs: widths.append(len(inputs[0])))
+    assert model.outputs(model.features(images)).novel_logits.shape == (2, 7, 3)
+    assert widths == [3, 3, 1]  # hidden layers of a whole pool would fill the memory
 
 
 @pytest.mark.parametrize("make", [known_model, whole_model])

@@ -197,7 +197,7 @@ def test_signatures_have_no_place_for_labels(function: object, names: set[str]) 
 def test_what_a_method_receives_has_no_place_for_labels() -> None:
     assert [item.name for item in fields(Views)] == ["large", "small"]
     assert {item.name for item in fields(Outcome)} == {
-        *("images", "before", "history", "seed", "engine", "progress")
+        *("before", "after", "history", "seed", "engine", "progress")
     }
 
 

@@ -58,3 +58,21 @@ def test_files_of_others_in_the_directory_stay(tmp_path: Path, tiny: Config) -> 
     Run.create(tmp_path, tiny)
     for name in (".precious.tmp", "sub/.other.1.tmp", "notes.txt"):
         assert (tmp_path / name).read_text() == "mine"
+
+
+def test_what_a_run_went_on_with_is_told_beside_what_it_began_with(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCDWF_COMMIT", "aaa")
+    run = Run.create(tmp_path / "run", tiny)
+    began = (run.path / "env.json").read_bytes()
+    run.note_environment()
+    assert (run.path / "env.json").read_bytes() == began
+    assert run.provenance["commit"] == "aaa"
+    for commit in ("bbb", "bbb", "aaa"):
+        monkeypatch.setenv("NCDWF_COMMIT", commit)
+        run.note_environment()
+    assert run.provenance["commit"] == "aaa, bbb"
+    assert [later["commit"] for later in run.environment["later"]] == ["bbb", "aaa"]
+    assert run.provenance["device"] == run.environment["device"]
+    assert run.provenance["date"] == run.environment["date"]

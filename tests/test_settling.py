@@ -280,8 +280,8 @@ def settled(known_model, images, history=None, *, optim=SETTLE, tau="calibrated"
     model = known_model.with_novel(shape, identifier=True, seed=0).eval()
     teacher = changes.pop("teacher", known_model)
     outcome = Outcome(
-        images=images,
         before=teacher.features(images),
+        after=model.features(images),
         history=[] if history is None else history,
         seed=changes.pop("seed", 0),
         engine="auto",

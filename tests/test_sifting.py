@@ -47,6 +47,10 @@ def vector_model(spread="shared-diagonal", deviation=DEVIATION):
     return model
 
 
+def sifted(model, pool):
+    return sift(model.statistics, model.features(pool))
+
+
 def vectors(num_known, num_novel, seed=0):
     """Return a pool of both kinds, shuffled, and which of it is of known classes."""
     labels = torch.cat([torch.arange(num_known) % 3, 3 + torch.arange(num_novel) % 2])
@@ -57,7 +61,7 @@ def vectors(num_known, num_novel, seed=0):
 @pytest.mark.parametrize("num_images", [1, 2, 50, 1000])
 def test_nothing_is_left_out_of_a_purely_novel_pool(num_images):
     pool, _ = vectors(0, num_images)
-    found = sift(vector_model(), pool)
+    found = sifted(vector_model(), pool)
     assert found.is_kept.tolist() == [True] * num_images
     assert found.known_share < 0.01
 
@@ -66,7 +70,7 @@ def test_nothing_is_left_out_of_a_purely_novel_pool(num_images):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_known_vectors_are_left_out_and_novel_ones_kept(spread, seed):
     pool, is_known = vectors(500, 500, seed=seed)
-    is_kept = sift(vector_model(spread), pool).is_kept
+    is_kept = sifted(vector_model(spread), pool).is_kept
     assert is_kept.shape == is_known.shape
     assert is_kept[is_known].float().mean() < 0.1
     assert is_kept[~is_known].float().mean() > 0.95
@@ -76,7 +80,7 @@ def test_known_vectors_are_left_out_and_novel_ones_kept(spread, seed):
 def test_the_estimated_share_is_near_the_truth(percent):
     for seed in range(3):
         pool, _ = vectors(50 * percent, 50 * (100 - percent), seed=seed)
-        found = sift(vector_model(), pool)
+        found = sifted(vector_model(), pool)
         # The least of many noisy ratios is taken, so the estimate errs on the low side.
         assert percent / 100 - 0.13 < found.known_share < percent / 100 + 0.02
 
@@ -84,8 +88,8 @@ def test_the_estimated_share_is_near_the_truth(percent):
 def test_what_scores_below_all_that_is_remembered_is_novel():
     # The same vectors, once as wide as the statistics say and once ten times wider.
     pool, _ = vectors(300, 300)
-    assert not sift(vector_model(), pool).is_kept.all()
-    found = sift(vector_model(deviation=DEVIATION / 10), pool)
+    assert not sifted(vector_model(), pool).is_kept.all()
+    found = sifted(vector_model(deviation=DEVIATION / 10), pool)
     assert found.is_kept.all()
     assert found.known_share < 0.05
 
@@ -93,15 +97,15 @@ def test_what_scores_below_all_that_is_remembered_is_novel():
 def test_a_vector_is_kept_or_left_out_by_its_direction():
     # Scores are cosines: the length of a vector says nothing.
     pool, _ = vectors(300, 300)
-    expected = sift(vector_model(), pool)
+    expected = sifted(vector_model(), pool)
     lengths = 0.5 + normal(len(pool), 1, seed=1).abs()
-    assert sift(vector_model(), lengths * pool).is_kept.equal(expected.is_kept)
+    assert sifted(vector_model(), lengths * pool).is_kept.equal(expected.is_kept)
 
 
 def test_what_is_kept_goes_with_the_vector_and_not_with_its_place():
     pool, _ = vectors(300, 300)
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(3))
-    first, moved = (sift(vector_model(), some) for some in (pool, pool[order]))
+    first, moved = (sifted(vector_model(), some) for some in (pool, pool[order]))
     assert moved.is_kept.equal(first.is_kept[order])
     assert moved.known_share == pytest.approx(first.known_share)
 
@@ -112,9 +116,9 @@ def test_nothing_is_drawn_and_nothing_changed():
     before = fingerprint(model)
     torch.manual_seed(1)
     with unchanged_global_state():
-        first = sift(model, pool)
+        first = sifted(model, pool)
     torch.manual_seed(2)
-    again = sift(model, pool)
+    again = sifted(model, pool)
     assert first.known_share == again.known_share
     assert first.is_kept.equal(again.is_kept)
     assert fingerprint(model) == before
@@ -124,7 +128,7 @@ def test_pictures_that_lie_farther_out_than_those_with_labels_make_the_share_too
     # As those do that a network was not trained on; novel ones are kept all the same.
     labels = torch.arange(1000) % 5
     pool = MEANS[labels] + 1.2 * DEVIATION * normal(1000, SIZE)
-    found = sift(vector_model(), pool)
+    found = sifted(vector_model(), pool)
     assert 0.1 < found.known_share < 0.6
     assert found.is_kept[labels >= NUM_KNOWN].float().mean() > 0.95
 
@@ -137,7 +141,7 @@ def test_which_known_classes_are_there_makes_no_difference():
     wide = MEANS[1] + DEVIATION * normal(300, SIZE, seed=2)
     novel, _ = vectors(0, 300)
     for known in (near, wide):
-        found = sift(model, torch.cat([known, novel]))
+        found = sifted(model, torch.cat([known, novel]))
         assert found.known_share == pytest.approx(0.45, abs=0.1)
         assert found.is_kept[:300].float().mean() < 0.1
         assert found.is_kept[300:].float().mean() > 0.95
@@ -146,14 +150,14 @@ def test_which_known_classes_are_there_makes_no_difference():
 def test_where_no_angle_was_measured_all_is_kept():
     model = vector_model()
     model.statistics.angles.zero_()
-    found = sift(model, vectors(100, 100)[0])
+    found = sifted(model, vectors(100, 100)[0])
     assert found.is_kept.all()
     assert found.known_share == 0
 
 
 @pytest.mark.parametrize("direction", range(5))
 def test_a_pool_of_one_vector_has_an_answer(direction):
-    found = sift(vector_model(), MEANS[direction : direction + 1])
+    found = sifted(vector_model(), MEANS[direction : direction + 1])
     assert found.is_kept.shape == (1,)
     assert 0 <= found.known_share <= 1
     if direction >= NUM_KNOWN:
@@ -162,14 +166,14 @@ def test_a_pool_of_one_vector_has_an_answer(direction):
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_vectors_that_are_all_the_same_have_an_answer(value):
-    found = sift(vector_model(), torch.full((10, SIZE), value))
+    found = sifted(vector_model(), torch.full((10, SIZE), value))
     assert len(set(found.is_kept.tolist())) == 1
     assert 0 <= found.known_share <= 1
 
 
 def test_classes_without_any_spread_have_an_answer():
     pool, is_known = vectors(100, 100)
-    found = sift(vector_model(deviation=0.0), pool)
+    found = sifted(vector_model(deviation=0.0), pool)
     assert found.is_kept[~is_known].all()
     assert 0 <= found.known_share <= 1
 
@@ -177,13 +181,13 @@ def test_classes_without_any_spread_have_an_answer():
 def test_a_pool_of_known_vectors_is_said_to_be_known():
     for seed in range(3):
         pool, _ = vectors(1000, 0, seed=seed)
-        found = sift(vector_model(), pool)
+        found = sifted(vector_model(), pool)
         assert found.known_share > 0.8
 
 
 def test_of_a_pool_that_lies_nearer_than_the_labelled_pictures_next_to_nothing_is_kept():
     labels = torch.arange(900) % NUM_KNOWN
-    found = sift(vector_model(), MEANS[labels] + 0.8 * DEVIATION * normal(900, SIZE))
+    found = sifted(vector_model(), MEANS[labels] + 0.8 * DEVIATION * normal(900, SIZE))
     assert found.known_share == 1
     assert found.is_kept.float().mean() < 0.1
 
@@ -196,14 +200,14 @@ def pool_of(per_class, known_classes):
 
 
 def test_nothing_is_left_out_of_novel_pictures(known_model, split):
-    assert sift(known_model, split.pool_images).is_kept.all()
-    assert sift(known_model, pool_of(100, 0)[0]).known_share < 0.05
+    assert sifted(known_model, split.pool_images).is_kept.all()
+    assert sifted(known_model, pool_of(100, 0)[0]).known_share < 0.05
 
 
 @pytest.mark.parametrize("known_classes", [2, 4])
 def test_known_pictures_are_left_out_and_their_share_is_told(known_model, known_classes):
     images, is_known = pool_of(100, known_classes)
-    found = sift(known_model, images)
+    found = sifted(known_model, images)
     assert found.is_kept[is_known].float().mean() < 0.2
     assert found.is_kept[~is_known].float().mean() > 0.9
     assert found.known_share == pytest.approx(float(is_known.float().mean()), abs=0.15)
@@ -212,7 +216,7 @@ def test_known_pictures_are_left_out_and_their_share_is_told(known_model, known_
 @pytest.mark.parametrize("place", [0, 4])
 def test_a_pool_of_one_picture_has_an_answer(known_model, place):
     images, _ = tiny_pictures(1, seed=5)
-    found = sift(known_model, images[place : place + 1])
+    found = sifted(known_model, images[place : place + 1])
     assert isinstance(found, Sifted)
     assert found.is_kept.shape == (1,)
 
@@ -220,9 +224,9 @@ def test_a_pool_of_one_picture_has_an_answer(known_model, place):
 def test_a_model_of_a_later_round_knows_the_classes_of_the_earlier_ones(found_model):
     novel, _ = pool_of(100, 0)
     # Novel in the first round, these are known to the second.
-    assert sift(found_model, novel).known_share < 0.05
-    assert sift(promote(found_model, seed=0), novel).known_share > 0.3
+    assert sifted(found_model, novel).known_share < 0.05
+    assert sifted(promote(found_model, seed=0), novel).known_share > 0.3
 
 
 def test_no_label_is_needed():
-    assert set(inspect.signature(sift).parameters) == {"model", "images"}
+    assert set(inspect.signature(sift).parameters) == {"statistics", "features"}

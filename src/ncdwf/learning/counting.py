@@ -9,10 +9,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError, counted
 from ncdwf.learning.kmeans import kmeans, nearest
-from ncdwf.model import Model
 from ncdwf.noise import generator
 
 Rows = Float[Tensor, "row dim"]
@@ -63,19 +61,6 @@ def check_countable(num_images: int) -> None:
             f"the classes of {counted(num_images, 'picture')} cannot be counted: "
             f"{LEAST_POOL} or more are needed"
         )
-
-
-def count_novel(model: Model, images: Inputs, *, seed: int) -> ClassCount:
-    """Estimate how many classes the pool `images` holds; pictures or vectors, all of them novel.
-
-    Args:
-        model: after the supervised phase; only its features are used.
-        images: the pool, as `Model.features` takes it.
-        seed: decides which rows are drawn and where k-means starts.
-    """
-    check_countable(len(images))
-    some = images[_some(len(images), MOST_ROWS, seed, "pool", images.device)]
-    return count_classes(model.features(some), seed=seed)
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, Discovery, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view_shape
-from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
@@ -36,10 +35,10 @@ PHASE = "discovery"
 class Outcome:
     """What a method's `finish` may use beside the model and its own state."""
 
-    images: Inputs
-    """The pool."""
     before: Float[Tensor, "image feature"]
     """The features of the pool before discovery."""
+    after: Float[Tensor, "image feature"]
+    """The same as they are now."""
     history: History
     """What each epoch left; `finish` adds the epochs of what it fits."""
     seed: int
@@ -207,14 +206,13 @@ def discover(
     model = copy.deepcopy(model).to(device)
     if model.novel_head is not None:
         model = promote(model, seed=config.seed, engine=config.engine, progress=progress)
-    found = survey(model, images, config)
-    if surveyed is not None:
-        surveyed(found)
-    if found.sifted is not None:
-        images = images[found.sifted.is_kept]
-    num_novel = settings.num_novel if found.count is None else found.count.number
     images = place(images, device)
     before = model.features(images)
+    found = survey(model.statistics, before, config)
+    if surveyed is not None:
+        surveyed(found)
+    before = found.kept(before)
+    num_novel = settings.num_novel if found.count is None else found.count.number
     model, state = method.prepare(model, num_novel, seed=config.seed)
     state = state.to(device)
 
@@ -233,6 +231,7 @@ def discover(
         seed=config.seed,
         phase=PHASE,
         device=device,
+        rows=found.kept(torch.arange(len(images))),  # a pool mapped from a file is not copied
     )
     draws = {
         name: view_draw(view, counts[name], source.batch_size, model.architecture.input_shape)
@@ -241,9 +240,10 @@ def discover(
 
     def finish(model: Model, epochs: History, progress: Progress | None) -> None:
         model.eval()
+        after = found.kept(model.features(images))
         outcome = Outcome(
-            images=images,
             before=before,
+            after=after,
             history=epochs,
             seed=config.seed,
             engine=config.engine,
@@ -251,7 +251,7 @@ def discover(
         )
         method.finish(model, state, outcome)
         model.eval()
-        remember(model, before, model.features(images))
+        remember(model, before, after)
 
     def after_epoch(epochs: History) -> None:
         every = config.snapshot_epochs

@@ -51,7 +51,7 @@ def settle(
     """
     identifier = model.identifier
     assert identifier is not None
-    features = model.features(outcome.images)
+    features = outcome.after
     unseen, seen = (rows.to(features.device) for rows in divide(len(features), outcome.seed))
     if optim is not None:
         epochs = fit_heads(

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ncdwf.data.inputs import Inputs
-from ncdwf.model import Model
-from ncdwf.model.statistics import NUM_PARTS
+from ncdwf.model.statistics import NUM_PARTS, ClassStatistics
 
 MOSTLY_KNOWN = 0.75
 """Where more of a pool looks known, all of it may be: the rest is what was not recognised."""
@@ -31,7 +29,7 @@ class Sifted:
         return self.known_share > MOSTLY_KNOWN
 
 
-def sift(model: Model, images: Inputs) -> Sifted:
+def sift(statistics: ClassStatistics, features: Float[Tensor, "image feature"]) -> Sifted:
     """Tell which pictures of a pool are of known classes.
 
     What counts is how far a picture lies from the nearest mean of a known class, by the measure of
@@ -42,10 +40,10 @@ def sift(model: Model, images: Inputs) -> Sifted:
     keep novel pictures best (F1).
 
     Args:
-        model: as it is before this discovery.
-        images: the pool.
+        statistics: of the known classes.
+        features: of the pool, before this discovery.
     """
-    ranks = model.statistics.rank(model.features(images))
+    ranks = statistics.rank(features)
     # Which share of the labelled pictures, and of the pool, has a lower rank than each.
     known = torch.arange(NUM_PARTS, device=ranks.device) / NUM_PARTS
     counts = torch.bincount(ranks, minlength=NUM_PARTS)

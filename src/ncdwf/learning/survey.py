@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ncdwf.config import Config
-from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError, counted
-from ncdwf.learning.counting import LEAST_POOL, ClassCount, check_countable, count_novel
+from ncdwf.learning.counting import LEAST_POOL, ClassCount, check_countable, count_classes
 from ncdwf.learning.sifting import Sifted, sift
-from ncdwf.model import Model
+from ncdwf.model.statistics import ClassStatistics
 
 
 def check_pool(num_images: int, num_novel: int) -> None:
@@ -35,6 +36,10 @@ class Survey:
     count: ClassCount | None
     """How many novel classes there are, where nobody said so."""
 
+    def kept(self, rows: Tensor) -> Tensor:
+        """Return those of `rows`, one a picture of the pool, that are discovered among."""
+        return rows if self.sifted is None else rows[self.sifted.is_kept.to(rows.device)]
+
     def to_dict(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Return it as plain values; what was left out by its row, or by its name in `names`."""
         record: dict[str, Any] = {}
@@ -56,15 +61,23 @@ class Survey:
         return record
 
 
-def survey(model: Model, images: Inputs, config: Config) -> Survey:
-    """Find out what discovery needs to know of a pool and the configuration leaves open."""
+def survey(
+    statistics: ClassStatistics, features: Float[Tensor, "image feature"], config: Config
+) -> Survey:
+    """Find out what discovery needs to know of a pool and the configuration leaves open.
+
+    Args:
+        statistics: of the known classes.
+        features: of the pool, before discovery.
+        config: which of it is open.
+    """
     settings, sifted, count = config.discovery, None, None
     if settings.pool == "mixed":
-        sifted = sift(model, images)
-        images = images[sifted.is_kept]
-        _check_kept(len(images), len(sifted.is_kept), settings.num_novel)
+        sifted = sift(statistics, features)
+        features = features[sifted.is_kept.to(features.device)]
+        _check_kept(len(features), len(sifted.is_kept), settings.num_novel)
     if settings.num_novel == 0:
-        count = count_novel(model, images, seed=config.seed)
+        count = count_classes(features, seed=config.seed)
     return Survey(sifted=sifted, count=count)
 
 

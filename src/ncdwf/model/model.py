@@ -241,6 +241,15 @@ class Model(nn.Module):
 
     def outputs(self, features: Features) -> Outputs:
         """Return what every part of the model says about `features`; routing comes after."""
+        # In parts: hidden layers of the novel heads are many times as wide as the features.
+        parts = [self._say(part) for part in features.split(EVALUATION_BATCH)]
+        return Outputs(
+            known_logits=torch.cat([part.known_logits for part in parts]),
+            novel_logits=torch.cat([part.novel_logits for part in parts], dim=1),
+            novelty=torch.cat([part.novelty for part in parts]),
+        )
+
+    def _say(self, features: Features) -> Outputs:
         with torch.no_grad(), _evaluation_mode(self):
             known = self.known_head(features)
             if self.novel_head is None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ncdwf.model.statistics import ClassStatistics
 
 LEAST = 1e-9
+ROWS_AT_ONCE = 16_384
 
 
 class Movement(nn.Module):
@@ -30,11 +31,16 @@ class Movement(nn.Module):
         ridge: float = 0.01,
     ) -> None:
         super().__init__()
-        places, steps = before.double(), after.double() - before.double()
-        scatter = places.T @ places
+        size, device = before.shape[1], before.device
+        scatter, together = torch.zeros(2, size, size, dtype=torch.float64, device=device)
+        # In parts: a large pool is in memory in single precision alone.
+        for old, new in zip(before.split(ROWS_AT_ONCE), after.split(ROWS_AT_ONCE), strict=True):
+            places, steps = old.double(), new.double() - old.double()
+            scatter += places.T @ places
+            together += places.T @ steps
         # The least keeps it solvable where all features are 0.
         scatter.diagonal().add_(ridge * scatter.diagonal().mean() + LEAST)
-        self.register_buffer("turn", torch.linalg.solve(scatter, places.T @ steps).float())
+        self.register_buffer("turn", torch.linalg.solve(scatter, together).float())
 
     def forward(self, features: Float[Tensor, "row feature"]) -> Float[Tensor, "row feature"]:
         """Return where such features are now."""

@@ -15,6 +15,7 @@ from ncdwf.errors import InputError
 from ncdwf.learning.loop import Progress
 from ncdwf.results import observations
 from ncdwf.results.configuration import config_record, is_record_of
+from ncdwf.results.environment import source_commit
 from ncdwf.results.experiment import check, execute, labelled_of, learn_stage
 from ncdwf.results.grids import Cell
 from ncdwf.results.run import CONFIG_FILE, SCORES_FILE, Run, load_supervised
@@ -87,7 +88,8 @@ class Bench:
 
     def _supervised(self, config: Config) -> Run:
         labelled = Setting.parse(config.setting).labelled_name
-        parts = [labelled, asdict(config.supervised), config.backbone, config.seed]
+        # Another commit's is not taken: a line names the commit that made all of it.
+        parts = [labelled, asdict(config.supervised), config.backbone, config.seed, source_commit()]
         name = hashlib.sha256(storage.to_json_bytes(parts)).hexdigest()[:12]
         path = self.work_dir / "supervised" / f"{labelled}-seed{config.seed}-{name}"
         if (path / CONFIG_FILE).exists():

@@ -101,6 +101,7 @@ def learn_stage(run: Run, load: Callable[[], Labelled], progress: Progress | Non
     with storage.locked(run.path), run.checkpoints(SUPERVISED) as checkpoints:
         if (run.supervised_dir / DESCRIPTION_FILE).exists():
             return False
+        run.note_environment()
         images, labels, names = load()
         checkpoints.data = digest(images, labels, names)
         model = learn_known(
@@ -134,6 +135,7 @@ def discover_stage(
     with storage.locked(run.path), run.checkpoints(DISCOVERY) as checkpoints:
         if (run.path / DESCRIPTION_FILE).exists():
             return False
+        run.note_environment()
         pool, names = load()
         checkpoints.data = digest(pool)
         checkpoints.latest(DISCOVERY)  # another pool is refused before anything is written of it
@@ -209,7 +211,7 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
         item.name: getattr(predictions, item.name) for item in dataclasses.fields(predictions)
     }
     storage.write_arrays(run.path / PREDICTIONS_FILE, arrays)
-    config, environment, history = run.config, run.environment, run.history()
+    config, history = run.config, run.history()
     is_whole = any(epoch.phase == SUPERVISED for epoch in history)
     seconds, rates = [], []
     for phase in (SUPERVISED, DISCOVERY):
@@ -235,6 +237,6 @@ def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
             **scores.to_dict(),
             "seconds": [round(value, 2) for value in seconds],
             "images_per_second": rates,
-            **{key: environment.get(key) for key in ("device", "torch", "commit", "date")},
+            **run.provenance,
         },
     )

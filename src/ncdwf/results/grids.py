@@ -88,6 +88,7 @@ def _settled(variant: Variant) -> Variant:
 
 MAIN = Variant(name="main", title="ncdwf")
 RECIPE = _half("recipe", "the recipe")
+JOINT = _half("joint", "joint softmax", "method.softmax=joint")
 MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
 """The run whose identifier is watched while it matures."""
 SNAPSHOT_EPOCHS = 20
@@ -126,7 +127,7 @@ GRIDS = {
         seeds=(0,),
         variants=(
             RECIPE,
-            _half("joint", "joint softmax", "method.softmax=joint"),
+            JOINT,
             _half("pool-norms", "norms of the pool", "method.norms=pool"),
             _half(
                 "during",
@@ -152,6 +153,11 @@ GRIDS = {
                 "supervised.statistics_from=held-out",
             ),
         ),
+    ),
+    "proxies": Grid(
+        settings=("cifar100-80-20-proxy-60-20", "cifar100-50-50-proxy-30-20"),
+        seeds=(0, 1, 2),
+        variants=(RECIPE, JOINT, replace(RECIPE, title="ncdwf-gauss", method="ncdwf-gauss")),
     ),
     "main": Grid(
         settings=CIFAR_SETTINGS,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ncdwf import storage
 from ncdwf.data.setting import Setting
-from ncdwf.learning.counting import count_novel
+from ncdwf.learning.counting import count_classes
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
 from ncdwf.results.configuration import config_record, is_record_of
@@ -53,7 +53,7 @@ def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None)
             entry = {
                 "cell": cell.name,
                 "config": config_record(cell.config),
-                **{key: run.environment.get(key) for key in ("device", "torch", "commit", "date")},
+                **run.provenance,
                 **observe(run, data_dir),
             }
             storage.write_json(directory / FILE, {**_read_all(directory), name: entry})
@@ -92,7 +92,8 @@ def _number(run: Run, data_dir: Path | None) -> dict[str, Any]:
     setting = Setting.parse(run.config.setting)
     supervised = Model.load(run.supervised_dir).to(choose_device("auto"))
     started = time.perf_counter()
-    count = count_novel(supervised, setting.load(data_dir).pool_images, seed=run.config.seed)
+    features = supervised.features(setting.load(data_dir).pool_images)
+    count = count_classes(features, seed=run.config.seed)
     seconds = round(time.perf_counter() - started, 1)
     return {"truth": len(setting.novel_classes), **asdict(count), "seconds": seconds}
 

@@ -115,16 +115,6 @@ ABLATION: dict[str, dict[str, Row]] = {
 pictures together.
 """
 
-UNO_WITH_INFORMATION: dict[str, dict[str, float]] = {
-    "cifar10-5-5": {"uno": 94.15, "uno+information": 94.43},
-    "cifar100-80-20": {"uno": 89.31, "uno+information": 91.26},
-    "cifar100-50-50": {"uno": 59.45, "uno+information": 61.23},
-}
-"""Table 5: novel accuracy where the labelled data stays (plain novel class discovery), by setting.
-
-The other tables are about discovery without the labelled data; these numbers do not compare.
-"""
-
 ALPHA: dict[str, dict[tuple[int, int], Row]] = {
     "cifar10-5-5": {
         (1, 1): Row(92.92, 90.93, 91.93),

@@ -33,6 +33,9 @@ HISTORY_FILE = "history.jsonl"
 SURVEY_FILE = "survey.json"
 SCORES_FILE = "scores.json"
 PREDICTIONS_FILE = "predictions.npz"
+PROVENANCE = ("device", "torch", "commit")
+LATER = "later"
+"""Where `env.json` has what a run went on with, if that was something else."""
 FILES_OF_BEGIN = frozenset(
     {CONFIG_FILE, ENVIRONMENT_FILE, HISTORY_FILE, SURVEY_FILE, storage.LOCK_FILE}
 )
@@ -94,6 +97,24 @@ class Run:
         if not isinstance(values, dict):
             raise InputError(f"{self.path / ENVIRONMENT_FILE} should hold an object")
         return values
+
+    def note_environment(self) -> None:
+        """Note what the run goes on with, where that is not what it has been made with so far."""
+        known, now = self.environment, environment(self.config)
+        latest = [known, *known.get(LATER, ())][-1]
+        if any(latest.get(key) != now[key] for key in PROVENANCE):
+            later = [*known.get(LATER, ()), now]
+            storage.write_json(self.path / ENVIRONMENT_FILE, {**known, LATER: later})
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Return date, device, torch version and commit; all that it was made with, in order."""
+        known = self.environment
+        told = {}
+        for key in PROVENANCE:
+            values = dict.fromkeys(part.get(key) for part in (known, *known.get(LATER, ())))
+            told[key] = ", ".join(map(str, values)) if len(values) > 1 else next(iter(values))
+        return {**told, "date": known.get("date")}
 
     @property
     def supervised_dir(self) -> Path:
