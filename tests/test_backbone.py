@@ -199,6 +199,15 @@ def test_without_timm_its_networks_are_refused_in_one_line(monkeypatch, ask):
     assert check_backbone("small", (1, 8, 8)) == "small"
 
 
+def test_a_timm_that_fails_to_import_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist\\nmore')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    message = "the backbone 'timm:resnet50' needs timm, which fails: operator nms does not exist"
+    with pytest.raises(InputError, match=f"^{message}$"):
+        make_backbone("timm:resnet50", (3, 8, 8))
+
+
 @pytest.fixture
 def timm(monkeypatch):
     """Stand in for timm with one network, `net`; return what was asked of it."""

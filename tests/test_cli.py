@@ -597,6 +597,9 @@ def copy_discovered(finished: Path) -> None:
 BAD = {
     "unknown setting": Bad(["run", "digit-5-5"], ("unknown setting 'digit-5-5'", "digits-5-5")),
     "setting without numbers": Bad(["run", "digits"], ("unknown setting 'digits'",)),
+    "a name that steers terminals": Bad(
+        ["inspect", "no\x1b[2J\nmodel"], (r"no\x1b[2J\nmodel holds no model",)
+    ),
     "too many classes": Bad(["run", "digits-8-5"], ("8 + 5", "10")),
     "one known class": Bad(["run", "digits-1-5"], ("2 or more known",)),
     "no novel class": Bad(["learn", "digits-5-0"], ("1 or more novel",)),
@@ -1652,9 +1655,13 @@ def test_a_model_before_an_unfinished_discovery_is_called_that(
         answer = call(*words)
         assert answer.code == 0
         assert answer.err == (
-            "discovery in cut has not finished; this is the model before it, of the known classes "
-            "alone. Go on with: ncdwf discover --resume cut\n"
+            "discovery in cut has not finished; this is the model before it. "
+            "Go on with: ncdwf discover --resume cut\n"
         )
+    answer = call("discover", "cut", "--images", "pool", "--num-novel", "2", "--out", "third")
+    assert answer.code == 2
+    assert "has not finished, and a round begins with what the last one found; go on" in answer.err
+    assert not Path("third").exists()
     assert call("discover", "--resume", "cut").code == 0
     shutil.copytree("both", "cut2")
     for run in ("cut", "cut2", "known"):

@@ -42,6 +42,23 @@ def test_a_long_row_of_json_is_not_broken(capsys: pytest.CaptureFixture[str]):
     assert json.loads(capsys.readouterr().out) == rows
 
 
+STEERING = "\x1b]0;owned\x07\x1b[2Jcat\nfox\u202e"
+WRITTEN = r"\x1b]0;owned\x07\x1b[2Jcat\nfox\u202e"
+
+
+def test_what_would_steer_the_terminal_is_written_out(capsys: pytest.CaptureFixture[str]):
+    print_rows([{"path": STEERING, "class": STEERING}], Format.table)
+    print_skipped([Skipped(Path(STEERING), "broken")])
+    holding = Holding(name=STEERING, shape=(), num_bytes=4, derived_from="the pool")
+    print_holdings(STEERING, [holding])
+    console.out.print(STEERING.replace("\n", ""), soft_wrap=True)
+    captured = capsys.readouterr()
+    for text in (captured.out, captured.err):
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert captured.out.count(WRITTEN) == 4
+    assert captured.err == f"skipped: {WRITTEN} cannot be read as a picture: broken\n"
+
+
 LONG = [f"{'deep/' * 30}{number:03d}.png" for number in range(3)]
 
 

@@ -776,6 +776,8 @@ def by_kind():
         ("integers", {2: 1}, "two classes would be called 1"),
         ("integers", {2: 10**30}, "classes holds object values"),
         ("integers", {2: 2**52 + 1}, "too large values"),
+        ("integers", {2: 3, 0: 2**52}, "too large values"),  # what gives way goes on after it
+        ("words", ["novel-1", "elk"], "['novel-1', 'elk'] does not map old names to new ones"),
         ("floats", {2: 1}, "two classes would be called 1.0"),
         ("floats", {2: float("nan")}, "classes holds NaN"),
     ],
@@ -787,6 +789,27 @@ def test_names_that_cannot_be_given_are_refused(by_kind, kind, names, message):
         finder.rename(names)
     assert "\n" not in str(refused.value)
     assert state(finder) == before
+
+
+def test_names_may_come_as_pairs(by_kind):
+    finder = copy.deepcopy(by_kind["words"])
+    assert finder.rename([("novel-1", "elk")]).classes_[2] == "elk"
+
+
+def test_numbers_that_leave_no_room_for_others_are_refused_before_discovery():
+    finder = short().fit(X, CODES + 2**52 - 1)
+    before = state(finder)
+    refused(
+        "the largest class is 4503599627370496; novel ones could be larger", finder.discover, POOL
+    )
+    assert state(finder) == before
+
+
+def test_discovery_does_not_claim_another_supervised_phase_than_there_was():
+    finder = short().fit(X, Y)
+    trained = finder.config_.supervised
+    finder.set_params(settings={**finder.settings, "supervised.optim.epochs": 9})
+    assert finder.discover(POOL).config_.supervised == trained
 
 
 @pytest.mark.parametrize("kind", ["integers", "floats"])
@@ -1198,7 +1221,10 @@ BAD_LABELS = {
     "a word": ("cat", "y should be a 1d array"),
     "a number": (3, "y should be a 1d array"),
     "a dict": ({}, "y should be a 1d array"),
-    "lists": ([[1], [1, 2]] * 20, "y cannot be used"),
+    "lists": ([[1], [1, 2]] * 20, "Unknown label type: y should hold strings alone, or"),
+    "a list of several kinds": (["a", 1] * 20, "Unknown label type: y should hold strings alone"),
+    "a list with gaps": (["a", float("nan")] * 20, "y should hold strings alone, or numbers alone"),
+    "a list of truths": ([True, False] * 20, "y should hold strings alone, or numbers alone"),
     "fractions": (CODES + 0.5, "Unknown label type: continuous"),
     "NaN": (np.where(CODES, np.nan, 0), "y holds NaN"),
     "infinite": (np.where(CODES, np.inf, 0), "y holds NaN, infinite"),

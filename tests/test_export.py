@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import types
 
 import numpy as np
 import onnx
@@ -121,6 +122,11 @@ def test_probabilities_are_those_of_the_head_that_answers(path):
 
 def test_a_learnt_model_keeps_its_answers(path, found_model, split):
     export_onnx(found_model, path)
+    assert_same_answers(path, found_model, split.test_images)
+
+
+def test_what_holds_a_model_is_exported_by_it(path, found_model, split):
+    export_onnx(types.SimpleNamespace(model_=found_model), path)
     assert_same_answers(path, found_model, split.test_images)
 
 

@@ -245,6 +245,7 @@ PARQUET = {
     "no rows": ({"path": [], "label": []}, "has no rows"),
     "null": ({"path": ["1", "2"], "label": ["a", None]}, "row 2 below the header .* has no label"),
     "numbers": ({"path": ["1"], "label": [0.5]}, "a float as path or label; text is accepted"),
+    "truths": ({"path": ["1"], "label": [True]}, "a bool as path or label; text is accepted"),
     "bytes": ({"path": [{"bytes": b"x"}], "label": ["a"]}, "a dict as path or label; text is"),
 }
 

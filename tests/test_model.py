@@ -496,8 +496,9 @@ def test_a_saved_model_with_a_backbone_of_ones_own_needs_it_again(tmp_path, disc
     assert not loaded.training
     assert loaded.backbone.module is not given_again
     assert is_still(given_again, before)
-    message = refused(tmp_path, DESCRIPTION_FILE)
-    assert "its backbone was passed as a module; pass one to load it" in message
+    message = f"the network of the model in {tmp_path} was passed as a module; load it in Python"
+    with pytest.raises(InputError, match=re.escape(message)):
+        Model.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -693,6 +694,7 @@ def test_classes_can_be_given_other_names(tmp_path):
         ({"novel-1": " \t"}, "' \\t' is not a name"),
         ({"novel-1": "new\nline"}, "'new\\nline' has characters that cannot be printed"),
         ({"novel-1": "\x1b[31mred"}, "'\\x1b[31mred' has characters that cannot be printed"),
+        ({"novel-1": "evil\u202egpj"}, "'evil\\u202egpj' has characters that cannot be printed"),
     ],
 )
 def test_names_that_cannot_be_given_are_refused_and_change_nothing(names, message):
@@ -700,6 +702,15 @@ def test_names_that_cannot_be_given_are_refused_and_change_nothing(names, messag
     with pytest.raises(InputError, match=re.escape(message)):
         model.rename(names)
     assert model.class_names == whole_model().class_names
+
+
+@pytest.mark.parametrize(
+    "name", ["می\u200cخواهم", "鳥\u3000類", "👨\u200d👩\u200d👧", "no\xa0break"]
+)
+def test_names_of_any_script_can_be_given(name):
+    model = whole_model()
+    model.rename({"novel-1": name})
+    assert model.novel_names[0] == name
 
 
 # Saving and loading

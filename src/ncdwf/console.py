@@ -16,14 +16,26 @@ from rich.text import Text
 
 from ncdwf.config import Config
 from ncdwf.data.decoding import Skipped
-from ncdwf.errors import counted
+from ncdwf.errors import counted, printable
 from ncdwf.learning.survey import Survey
 from ncdwf.model.holdings import Holding
 from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 
-# What comes from outside, names of files and classes, may look like markup.
-out = Console(markup=False, emoji=False)
-err = Console(stderr=True, markup=False, emoji=False)
+
+class _Console(Console):
+    """A console that writes what comes from outside, names of files and classes, as it is.
+
+    It may look like markup, or steer the terminal.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, on lines of our own making alone."""
+        texts = (printable(o, keep="\n") if isinstance(o, str) else o for o in objects)
+        super().print(*texts, **options)
+
+
+out = _Console(markup=False, emoji=False)
+err = _Console(stderr=True, markup=False, emoji=False)
 ANY_WIDTH = 1_000_000
 """More columns than any row has."""
 MOST_SKIPPED = 20
@@ -82,7 +94,7 @@ class Bar:
 def print_skipped(skipped: Sequence[Skipped]) -> None:
     """List files that could not be read."""
     for item in skipped[:MOST_SKIPPED]:
-        err.print(f"skipped: {item}", highlight=False, soft_wrap=True)
+        err.print(f"skipped: {printable(str(item))}", highlight=False, soft_wrap=True)
     if len(skipped) > MOST_SKIPPED:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more", highlight=False)
 
@@ -125,7 +137,8 @@ def print_survey(found: Survey) -> None:
 
 def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
     """List tensors by what they are derived from."""
-    table = Table("derived from, tensor", "shape", title=title, title_justify="left")
+    shown = printable(title)
+    table = Table("derived from, tensor", "shape", title=shown, title_justify="left")
     table.add_column("bytes", justify="right")
     for source in dict.fromkeys(item.derived_from for item in holdings):
         table.add_section()
@@ -133,7 +146,7 @@ def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
         for item in holdings:
             if item.derived_from == source:
                 shape = "×".join(map(str, item.shape)) or "scalar"
-                table.add_row(f"  {item.name}", shape, f"{item.num_bytes:,}")
+                table.add_row(f"  {printable(item.name)}", shape, f"{item.num_bytes:,}")
     out.print(table)
 
 
@@ -150,7 +163,7 @@ def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
         for name in rows[0]:
             table.add_column(name, overflow="fold")  # what is cut off cannot be told apart
         for row in rows:
-            table.add_row(*(str(value) for value in row.values()))
+            table.add_row(*(printable(str(value)) for value in row.values()))
         if not out.is_terminal:  # a file or another program has no edge
             options = out.options.update(max_width=ANY_WIDTH)
             table.width = Measurement.get(out, options, table).maximum
@@ -159,7 +172,7 @@ def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
 
 def print_scores(scores: Scores, title: str) -> None:
     """Print the scores of a model."""
-    table = Table("accuracy in %", title=title, title_justify="left")
+    table = Table("accuracy in %", title=printable(title), title_justify="left")
     for column in ("known", "novel", "all"):
         table.add_column(column, justify="right")
     after = scores.after_supervised["known"]

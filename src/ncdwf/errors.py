@@ -1,5 +1,13 @@
 """What can go wrong in a way that the reader of the message can mend: one line each."""
 
+import unicodedata
+
+STEERING = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of characters that no name needs: control characters, bytes that are no text, ends of
+lines. Joiners and wide spaces are letters of some scripts."""
+TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""What makes text read in another direction than it is written."""
+
 
 class NcdwfError(Exception):
     """The base of all errors below. The command line prints the line and exits with code 2."""
@@ -21,6 +29,21 @@ def shown(value: object) -> str:
     """Return a value for a message: on one line that is not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return `text` with all that would steer a terminal or break a line written out.
+
+    >>> print(printable("a\nb\x1b[2J"), printable("میخواهم 鳥　類"))
+    a\nb\x1b[2J میخواهم 鳥　類
+    """
+    return "".join(
+        repr(char)[1:-1] if _steers(char) and char not in keep else char for char in text
+    )
+
+
+def _steers(char: str) -> bool:
+    return unicodedata.category(char) in STEERING or char in TURNING
 
 
 def first_line(error: object) -> str:

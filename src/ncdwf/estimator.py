@@ -4,7 +4,7 @@ import json
 import logging
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,6 +27,7 @@ from ncdwf.data.xy import (
     as_names,
     as_the_model_names_them,
     check_columns,
+    check_room,
     known_classes,
     positions,
     read_labels,
@@ -179,12 +180,14 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         _check_num_novel(wanted)
         require(_is_one(pool, "novel", "mixed"), f"pool={shown(pool)} should be 'novel' or 'mixed'")
         inputs = self._inputs(X)
+        check_room(self.classes_, len(inputs))
         base, has_gpu = self._for_method(), self._has_gpu()
         number = 0 if wanted == "auto" else int(wanted)
         config = fit_discovery(base, len(inputs), number, has_gpu=has_gpu)
         if not reads_small_views(self.model_, self._overridden(config).discovery):
             config = override(config, "discovery.num_small=0")  # settings may still differ
         config = self._overridden(override(config, f"discovery.pool={pool}"))
+        config = replace(config, supervised=self.config_.supervised)  # it is over
         log.info("discovery phase: %s", config.discovery)
         found: list[Survey] = []
         method = make_method(config.method)
@@ -267,13 +270,17 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise InputError(f"sample_weight does not fit the rows: {error}") from error
 
-    def rename(self, names: Mapping[Any, Any]) -> "NovelClassDiscoverer":
-        """Give classes other names: `{"novel-1": "kakapo"}`.
+    def rename(self, names: Iterable[Any]) -> "NovelClassDiscoverer":
+        """Give classes other names: `{"novel-1": "kakapo"}`, or pairs of such names.
 
         Where classes are numbers, one that a discovered class has only provisionally may be given
         to another: that class then goes on after the largest.
         """
         check_is_fitted(self)
+        try:
+            names = dict(names)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{shown(names)} does not map old names to new ones") from error
         present = dict(zip(self.classes_.tolist(), self.model_.class_names, strict=True))
         for old in names:
             if old not in present:
@@ -324,7 +331,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         is_device = device is None or _is_one(device, *DEVICES)
         require(is_device, f"device={shown(device)} should be one of {DEVICES}, or None")
         path = Path(directory) / ESTIMATOR_FILE
-        if not path.exists() and (path.parent / DESCRIPTION_FILE).exists():
+        models = (path.parent, path.parent / "supervised")
+        if not path.exists() and any((place / DESCRIPTION_FILE).exists() for place in models):
             raise InputError(
                 f"{path} is missing: a model alone, as the command line writes it, is read by "
                 "ncdwf.Model.load"

@@ -15,7 +15,7 @@ import io
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,11 +37,18 @@ TOLERANCE = 1e-4
 temperature of 0.1 and 1e-5 at 0.02."""
 
 
-def export_onnx(model: Model, path: Path | str, *, check: bool = True) -> None:
+@runtime_checkable
+class Fitted(Protocol):
+    """What holds a model, as `NovelClassDiscoverer` does."""
+
+    model_: Model
+
+
+def export_onnx(model: Model | Fitted, path: Path | str, *, check: bool = True) -> None:
     """Write `model` to `path` as one ONNX file, with one clustering head: the best.
 
     Args:
-        model: before or after discovery; it is not changed.
+        model: before or after discovery, or what holds it; it is not changed.
         path: of the file, which must not be there yet.
         check: run what was made in onnxruntime and write nothing if PyTorch answers otherwise.
     """
@@ -49,7 +56,7 @@ def export_onnx(model: Model, path: Path | str, *, check: bool = True) -> None:
     onnx = _import("onnx", "an ONNX file")
     runtime = _import("onnxruntime", "the check of an ONNX file") if check else None
     storage.make_directory(path.parent)
-    model = copy.deepcopy(model).cpu().eval()
+    model = copy.deepcopy(model if isinstance(model, Model) else model.model_).cpu().eval()
     proto = onnx.load_from_string(_traced(model))
     onnx.helper.set_model_props(proto, _metadata(model))
     data = proto.SerializeToString()

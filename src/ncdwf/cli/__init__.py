@@ -11,7 +11,7 @@ import typer
 from ncdwf import __version__
 from ncdwf.cli import benchmark, models, phases
 from ncdwf.console import err, out
-from ncdwf.errors import InputError, NcdwfError
+from ncdwf.errors import InputError, NcdwfError, printable
 
 UsageError: type[typer.BadParameter] = typer.BadParameter.__base__  # type: ignore[assignment]
 """What every wrong use of a verb is; Typer gives it no public name."""
@@ -66,5 +66,6 @@ def main() -> None:
 
 def _refuse(message: str) -> int:
     """Say what is wrong on one line; return the exit code."""
-    err.print(f"ncdwf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    line = f"ncdwf: {printable(message)}"
+    err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     return 2

@@ -12,7 +12,7 @@ from ncdwf.cli.runs import check_learnt, go_on
 from ncdwf.console import Bar, Format, err, out, print_holdings, print_rows, print_skipped
 from ncdwf.data.folder import find_pictures
 from ncdwf.data.gathering import decode
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, printable
 from ncdwf.export import export_onnx
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
@@ -78,7 +78,8 @@ def name(
     check_text(*pairs.values())
     loaded.rename(pairs)
     loaded.save_names(directory)
-    out.print(f"The classes of {model}: {', '.join(loaded.class_names)}", soft_wrap=True)
+    names_now = ", ".join(map(printable, loaded.class_names))
+    out.print(f"The classes of {model}: {names_now}", soft_wrap=True)
 
 
 def export(
@@ -107,7 +108,7 @@ def inspect(model: ModelDir) -> None:
     print_holdings(str(model), holdings)
     total = sum(item.num_bytes for item in holdings)
     out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
-    out.print(f"{', '.join(loaded.class_names)}.", soft_wrap=True)
+    out.print(f"{', '.join(map(printable, loaded.class_names))}.", soft_wrap=True)
     out.print(
         "No picture, no vector, label or file name of a single picture is stored. The discovery "
         "phase receives the pool alone. Weights and "
@@ -137,8 +138,8 @@ def _newest(model: Path) -> Path:
     check_learnt(model)
     if Run(model).is_discovering:
         hint = (
-            f"discovery in {model} has not finished; this is the model before it, of the known "
-            f"classes alone. Go on with: {go_on('discover', model)}"
+            f"discovery in {model} has not finished; this is the model before it. "
+            f"Go on with: {go_on('discover', model)}"
         )
         err.print(hint, highlight=False, soft_wrap=True)
     return model_dir(model)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ncdwf.cli.runs import Changes, check_learnt, check_over, run_dir
+from ncdwf.cli.runs import Changes, check_learnt, check_over, go_on, run_dir
 from ncdwf.config import Config, OwnData
 from ncdwf.console import Bar, print_choices, print_skipped
 from ncdwf.data.folder import Listing, labelled_folder, labelled_table, unlabelled
@@ -67,6 +67,11 @@ def own_round(
     wanted = _number(num_novel)
     check_text(*(path.resolve() for path in images))
     check_learnt(model)
+    if Run(model).is_discovering:
+        raise InputError(
+            f"discovery in {model} has not finished, and a round begins with what the last one "
+            f"found; go on with: {go_on('discover', model)}"
+        )
     start = load_model(model)
     shape, num_pictures = picture_shape(start), len(unlabelled(images).paths)
     has_gpu = choose_device("auto").type == "cuda"

@@ -221,9 +221,10 @@ def _read_parquet(file: Path, wanted: Sequence[str]) -> list[tuple[str, ...]]:
         ) from error
     source = pyarrow.BufferReader(storage.read_bytes(file))
     try:
-        table = pyarrow.parquet.ParquetFile(source)
+        # Without threads of its own: where a table is refused, they outlive it and abort the end.
+        table = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
         _check_columns(table.schema_arrow.names, wanted, file)
-        columns = [table.read([name]).column(0).to_pylist() for name in wanted]
+        columns = [table.read([name], use_threads=False).column(0).to_pylist() for name in wanted]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         line = str(error).splitlines()[0]
         raise InputError(f"{file} is not a valid Parquet table: {line}") from error
@@ -233,7 +234,7 @@ def _read_parquet(file: Path, wanted: Sequence[str]) -> list[tuple[str, ...]]:
 def _text(cell: Any, file: Path) -> str:
     if cell is None:
         return ""
-    if not isinstance(cell, str | int):
+    if not isinstance(cell, str | int) or isinstance(cell, bool):
         raise InputError(f"{file} has a {type(cell).__name__} as path or label; text is accepted")
     return str(cell)
 

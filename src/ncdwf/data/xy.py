@@ -93,6 +93,8 @@ def read_labels(y: Any) -> NDArray[Any]:
     if y is None:
         raise InputError("requires y to be passed, but the target y is None")
     try:
+        # A list of several kinds would become one of strings: None, NaN and True as classes.
+        y = np.array(y, dtype=object) if isinstance(y, list | tuple) else y
         labels = as_names(column_or_1d(y, warn=True))
         check_classification_targets(labels)
     except InputError:
@@ -128,6 +130,16 @@ def known_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]
     return classes, codes
 
 
+def check_room(classes: NDArray[Any], num_novel: int) -> None:
+    """Refuse numbers so large that novel classes could not go on after them."""
+    largest = max(classes.tolist())  # of Python: one of eight bits would overflow
+    if not isinstance(largest, str) and largest + num_novel > LARGEST_LABEL:
+        raise InputError(
+            f"the largest class is {largest}; novel ones could be larger than {LARGEST_LABEL}, "
+            "which no class may be"
+        )
+
+
 def with_novel(classes: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
     """Return the classes and the novel ones: their names, or numbers that go on where they end."""
     if not np.issubdtype(classes.dtype, np.number):
@@ -159,6 +171,7 @@ def renamed_classes(
         gives_way = ~named & ~np.isin(classes, list(names)) & np.isin(classes, list(names.values()))
         first = int(np.floor(renamed.max())) + 1
         renamed[gives_way] = np.arange(first, first + gives_way.sum())
+        renamed = as_names(renamed, "classes")
     for name, count in Counter(renamed.tolist()).items():
         require(count == 1, f"two classes would be called {name!r}")
     return renamed

@@ -9,7 +9,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, first_line
 
 Pictures = UInt8[Tensor, "image channel height width"] | Float[Tensor, "image channel height width"]
 Vectors = Float[Tensor, "image number"]
@@ -274,6 +274,9 @@ def _timm(name: str) -> Callable[[tuple[int, ...]], nn.Module]:
         timm = importlib.import_module("timm")
     except ImportError as error:
         raise InputError(f"the backbone {name!r} needs timm: pip install timm") from error
+    except Exception as error:  # such as a torchvision that was built for another torch
+        reason = first_line(error)
+        raise InputError(f"the backbone {name!r} needs timm, which fails: {reason}") from error
     model = name.removeprefix(TIMM)
     if not timm.is_model(model):
         raise InputError(f"timm has no network {model!r}; timm.list_models() shows them")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ncdwf.config import require
 from ncdwf.data.inputs import Inputs, as_inputs
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, printable
 from ncdwf.model import archive
 from ncdwf.model.architecture import Architecture, NovelHead
 from ncdwf.model.backbone import (
@@ -207,7 +207,8 @@ class Model(nn.Module):
             require(isinstance(name, str) and name.strip() != "", f"{name!r} is not a name")
             require(renamed.count(name) == 1, f"two classes would be called {name!r}")
         for name in names.values():  # the others may come from a folder, however it is called
-            require(name.isprintable(), f"{name!r} has characters that cannot be printed")
+            is_plain = printable(name) == name
+            require(is_plain, f"{name!r} has characters that cannot be printed")
         self.known_names, self.novel_names = renamed[: self.num_known], renamed[self.num_known :]
 
     @property
@@ -357,6 +358,11 @@ class Model(nn.Module):
         """
         directory = Path(directory)
         description, tensors = archive.read(directory)
+        if description.architecture.backbone == CUSTOM and backbone is None:
+            raise InputError(
+                f"the network of the model in {directory} was passed as a module; load it in "
+                "Python with such a module: backbone=…"
+            )
         with archive.blamed_on(directory / archive.DESCRIPTION_FILE):
             model = _without_weights(description, backbone)
         weights_path = directory / archive.WEIGHTS_FILE
@@ -429,8 +435,7 @@ def _without_weights(description: archive.Description, backbone: nn.Module | Non
     architecture = description.architecture
     foreign: Any = None
     if architecture.backbone == CUSTOM:
-        if backbone is None:
-            raise InputError("its backbone was passed as a module; pass one to load it")
+        assert backbone is not None
         foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
     elif architecture.backbone.startswith(TIMM):
         # With storage: such networks keep buffers that no file holds.
