@@ -1,7 +1,10 @@
 """The discovery phase: what it finds, what it leaves alone, what it refuses, and own methods."""
 
+import json
 import re
 import runpy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -532,3 +535,59 @@ def test_resuming_changes_nothing(
         resumed, history = run(checkpoints, Quiet())
         assert fingerprint(resumed) == fingerprint(whole)
         assert timeless(history) == timeless(wanted)
+
+
+# In a process of its own: the shape checks of the tests would be compiled, too.
+COMPILED = """
+import json
+import sys
+
+import torch
+
+from ncdwf.config import override
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.supervised import learn_known
+from ncdwf.recipes import recipe
+from ncdwf.results.configuration import complete
+
+torch.set_num_threads(1)
+config = complete(recipe("digits-5-5"))
+for phase in ("supervised.optim", "discovery.optim", "method.settling"):
+    for field in ("epochs=1", "batch_size=32"):
+        config = override(config, f"{phase}.{field}")
+source = torch.Generator().manual_seed(0)
+images = torch.randint(0, 256, (96, 1, 8, 8), dtype=torch.uint8, generator=source)
+compile_, graphs, models = torch.compile, [], {}
+
+
+def note(graph, _):
+    graphs.append([str(node.target) for node in graph.graph.nodes])
+    return graph.forward
+
+
+torch.compile = lambda function, **options: compile_(function, backend=note, **options)
+for engine in ("eager", "compiled"):
+    chosen = override(config, f"engine={engine}")
+    known = learn_known(images, torch.arange(96) % 4, chosen)
+    models[engine] = discover(known, images, make_method(chosen.method), chosen).state_dict()
+same = [torch.allclose(models["eager"][n], t, atol=1e-5) for n, t in models["compiled"].items()]
+print(json.dumps({"same": all(same), "graphs": graphs}))
+"""
+
+
+@pytest.mark.slow
+def test_networks_are_compiled_apart_from_views_and_losses() -> None:
+    """What takes longest to compile is the same for every method, and found in the cache."""
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(answer.stdout.splitlines()[-1])
+    assert found["same"]
+
+    def holding(word: str) -> list[list[str]]:
+        return [graph for graph in found["graphs"] if any(word in target for target in graph)]
+
+    networks = holding("conv2d")
+    assert len(networks) == 3  # of the supervised phase, and then beside its teacher
+    for word in ("grid_sample", "cross_entropy", "logsumexp"):  # views, replay, self-labelling
+        assert holding(word), word
+        assert not any(graph in networks for graph in holding(word)), word
