@@ -262,6 +262,8 @@ GRIDS = {
         seeds=DIGITS_SEEDS,
         variants=(
             Variant(name="main", title="the recipe"),
+            Variant(name="main", title="ncdwf-gauss", method="ncdwf-gauss"),
+            Variant(name="joint", title="joint softmax", sets=("method.softmax=joint",)),
             Variant(
                 name="supervised-lr-0.05",
                 title="supervised learning rate 0.05 instead of 0.02",
