@@ -1283,8 +1283,9 @@ def test_novel_classes_are_counted_in_whole_numbers(learnt, num_novel):
     )
 
 
-def test_a_model_of_the_command_line_is_said_to_be_one(tmp_path, learnt):
-    learnt.model_.save(tmp_path)
+@pytest.mark.parametrize("place", [".", "supervised"], ids=["a model", "a run of learn"])
+def test_a_model_of_the_command_line_is_said_to_be_one(tmp_path, learnt, place):
+    learnt.model_.save(tmp_path / place)
     with pytest.raises(InputError, match=r"a model alone, .* is read by ncdwf\.Model\.load"):
         NovelClassDiscoverer.load(tmp_path)
 

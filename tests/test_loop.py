@@ -372,8 +372,8 @@ def test_views_are_made_in_single_precision_whatever_the_network_computes_in(
     monkeypatch.setattr(torch, "autocast", lambda device, dtype, enabled: usual(device, dtype))
     net = Net()
 
-    def prepare(batch: Batch, noise: Noise) -> Batch:
-        seen["prepare"] = (batch[0] @ batch[0].T).dtype
+    def make_views(batch: Batch, noise: Noise) -> Batch:
+        seen["views"] = (batch[0] @ batch[0].T).dtype
         return (2 * batch[0],)
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
@@ -384,8 +384,8 @@ def test_views_are_made_in_single_precision_whatever_the_network_computes_in(
 
     source = TensorSource(torch.ones(2, 3), batch_size=2, seed=0, phase="test")
     optim = replace(OPTIM, epochs=1, batch_size=2)
-    train(net, loss, source, optim, noise={}, seed=0, phase="test", prepare=prepare)
-    assert seen == {"prepare": torch.float32, "loss": torch.bfloat16}
+    train(net, loss, source, optim, noise={}, seed=0, phase="test", make_views=make_views)
+    assert seen == {"views": torch.float32, "loss": torch.bfloat16}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -23,17 +23,18 @@ from ncdwf.results.evaluation import PAPER_TAU, Routed, Scores
 
 
 class _Console(Console):
-    """A console that writes what comes from outside, names of files and classes, as it is.
+    """A console on which names of files and classes, which come from outside, steer nothing.
 
-    It may look like markup, or steer the terminal.
+    Lines may be broken: who prints a name that could break them writes it `printable`.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, on lines of our own making alone."""
+        """Print, with control characters in texts written out."""
         texts = (printable(o, keep="\n") if isinstance(o, str) else o for o in objects)
         super().print(*texts, **options)
 
 
+# They may look like markup, too.
 out = _Console(markup=False, emoji=False)
 err = _Console(stderr=True, markup=False, emoji=False)
 ANY_WIDTH = 1_000_000
@@ -137,8 +138,8 @@ def print_survey(found: Survey) -> None:
 
 def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
     """List tensors by what they are derived from."""
-    shown = printable(title)
-    table = Table("derived from, tensor", "shape", title=shown, title_justify="left")
+    columns = ("derived from, tensor", "shape")
+    table = Table(*columns, title=printable(title), title_justify="left")
     table.add_column("bytes", justify="right")
     for source in dict.fromkeys(item.derived_from for item in holdings):
         table.add_section()

@@ -54,6 +54,7 @@ from ncdwf.recipes import (
 )
 from ncdwf.results.configuration import complete
 from ncdwf.results.metrics import count_pairs, match_clusters
+from ncdwf.results.run import model_dir
 
 log = logging.getLogger(__name__)
 ESTIMATOR_FILE = "estimator.json"
@@ -331,11 +332,11 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         is_device = device is None or _is_one(device, *DEVICES)
         require(is_device, f"device={shown(device)} should be one of {DEVICES}, or None")
         path = Path(directory) / ESTIMATOR_FILE
-        models = (path.parent, path.parent / "supervised")
-        if not path.exists() and any((place / DESCRIPTION_FILE).exists() for place in models):
+        place = model_dir(path.parent)
+        if not path.exists() and (place / DESCRIPTION_FILE).exists():
             raise InputError(
                 f"{path} is missing: a model alone, as the command line writes it, is read by "
-                "ncdwf.Model.load"
+                f"ncdwf.Model.load; it is in {place}"
             )
         content = storage.read_json(path)
         model = Model.load(directory, backbone=backbone)

@@ -219,7 +219,7 @@ def discover(
     counts = {"large": settings.num_large, "small": settings.num_small}
     sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
 
-    def prepare(batch: Batch, noise: Noise) -> Batch:
+    def make_views(batch: Batch, noise: Noise) -> Batch:
         return tuple(augment_views(batch[0], view, noise[name]) for name, view in sizes.items())
 
     def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
@@ -268,7 +268,7 @@ def discover(
         noise={**draws, **method.noise(state, source.batch_size)},
         seed=config.seed,
         phase=PHASE,
-        prepare=prepare,
+        make_views=make_views,
         engine=config.engine,
         slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
         checkpoints=checkpoints,

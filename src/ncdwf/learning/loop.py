@@ -25,7 +25,7 @@ from ncdwf.noise import Draw, Noise, draw, generator
 
 Terms = dict[str, Tensor]
 """Named loss terms, weights included. Of a vector (one entry a head) the mean counts."""
-Prepare = Callable[[Batch, Noise], Batch]
+MakeViews = Callable[[Batch, Noise], Batch]
 """Makes of a batch and its noise what a loss reads, such as augmented views."""
 Loss = Callable[[Batch, Noise, Tensor], Terms]
 """Maps a batch, its noise and the progress of the phase (0 to 1) to loss terms."""
@@ -114,7 +114,7 @@ def train(
     noise: Mapping[str, Draw],
     seed: int,
     phase: str,
-    prepare: Prepare | None = None,
+    make_views: MakeViews | None = None,
     engine: Engine = "auto",
     slower: Mapping[str, float] | None = None,
     checkpoints: Checkpoints | None = None,
@@ -131,7 +131,7 @@ def train(
         noise: what every step draws.
         seed: with `phase` and the position it decides every draw.
         phase: the name of this training in checkpoints, history and messages.
-        prepare: what a step does first, always in single precision.
+        make_views: what a step does first, always in single precision.
         engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
         slower: parts of the module whose learning rate is so many times the schedule's.
         checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
@@ -141,7 +141,7 @@ def train(
     progress = progress or Quiet()
     run = _Training(
         module,
-        prepare,
+        make_views,
         loss,
         source,
         optim,
@@ -201,7 +201,7 @@ class _Training:
     def __init__(
         self,
         module: nn.Module,
-        prepare: Prepare | None,
+        make_views: MakeViews | None,
         loss: Loss,
         source: BatchSource,
         optim: Optim,
@@ -216,9 +216,9 @@ class _Training:
         self.history: History = []
         self.device = source.device
         self.is_captured = engine == "captured"
-        self.prepare, self.loss = prepare, loss
+        self.make_views, self.loss = make_views, loss
         if engine != "eager":
-            self.prepare = None if prepare is None else _compiled(prepare)
+            self.make_views = None if make_views is None else _compiled(make_views)
             self.loss = _compiled(loss)
         if self.device.type == "cuda":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -275,8 +275,8 @@ class _Training:
             lr.copy_(factor * inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)
         batch = inputs.batch
-        if self.prepare is not None:
-            batch = self.prepare(batch, inputs.noise)
+        if self.make_views is not None:
+            batch = self.make_views(batch, inputs.noise)
         with torch.autocast(self.device.type, PRECISION, enabled=self.device.type == "cuda"):
             terms = self.loss(batch, inputs.noise, inputs.progress)
         total = torch.stack([term.float().mean() for term in terms.values()]).sum()

@@ -74,7 +74,7 @@ def learn_known(
             f"all {len(images)} labelled pictures are the same; there is nothing to tell apart"
         )
 
-    def prepare(batch: Batch, noise: Noise) -> Batch:
+    def make_views(batch: Batch, noise: Noise) -> Batch:
         pictures, targets = batch
         views = augment_views(pictures, settings.view, noise["view"])
         return views.flatten(0, 1), targets.repeat(len(views))
@@ -101,7 +101,7 @@ def learn_known(
         noise={"view": view_draw(settings.view, settings.num_views, source.batch_size, shape)},
         seed=config.seed,
         phase=PHASE,
-        prepare=prepare,
+        make_views=make_views,
         engine=config.engine,
         checkpoints=checkpoints,
         progress=progress,

@@ -1,5 +1,6 @@
 """Tables in Markdown, made of finished runs; the paper's numbers stand beside ours."""
 
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -99,10 +100,15 @@ def seeds_table(grid: Grid, lines: list[Line]) -> str:
                 *(f"{figure:.2f}" for figure in figures),
                 f"{strict['tau']:.4f}",
                 f"{sum(run['seconds']):.0f}",
-                f"`{(run['commit'] or 'unknown')[:9]}`",
+                f"`{_short(run['commit'] or 'unknown')}`",
             ]
         )
     return markdown(rows)
+
+
+def _short(commits: str) -> str:
+    """Return commits, of which a resumed run has several, without what nobody reads of them."""
+    return re.sub(r"(\b[0-9a-f]{9})[0-9a-f]+", r"\1", commits)
 
 
 def summary_table(grid: Grid, lines: list[Line]) -> str:
