@@ -255,5 +255,5 @@ def test_fill_replaces_known_blocks_and_leaves_the_rest() -> None:
 def test_every_commit_of_a_run_is_shown_and_whether_files_differed_from_it() -> None:
     cell = next(GRIDS["digits"].cells())
     commits = f"{'a' * 40}, {'b' * 9}+, {'c' * 40}+"
-    table = blocks([line(cell, 90, 80) | {"commit": commits}], {})["digits-seeds"]
+    table = blocks([line(cell, 90.0, 80.0) | {"commit": commits}], {})["digits-seeds"]
     assert f"`{'a' * 9}, {'b' * 9}+, {'c' * 9}+`" in table
