@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,6 +136,19 @@ def test_the_recorded_configuration_replays_to_the_same_bits(
     assert (tmp_path / "again/config.json").read_bytes() == (
         finished_run / "config.json"
     ).read_bytes()
+
+
+def test_scores_name_every_commit_that_had_a_part_in_them(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = None
+    steps = {"aaa": 1, "bbb": 1, "ccc": 4 + 1, "ddd": 100}  # cut off twice in the first phase
+    for commit, num_steps in steps.items():
+        monkeypatch.setenv("NCDWF_COMMIT", commit)
+        run = run or Run.create(tmp_path / "run", replace(shorter(tiny), checkpoint_seconds=0.0))
+        with suppress(Stop):
+            execute(run, StopAfter(num_steps))
+    assert storage.read_json(tmp_path / "run" / "scores.json")["commit"] == ", ".join(steps)
 
 
 def test_snapshots_are_kept_scored_and_change_nothing(
