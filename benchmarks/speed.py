@@ -4,7 +4,8 @@
 
 A ceiling is the network alone: forward, backward and SGD on data that is there already, in the
 precision of the steps, channels last, compiled, captured as a CUDA graph. Everything else goes
-through the same calls as a real run (`learn_known`, `discover`) on random pictures.
+through the same calls as a real run (`learn_known`, `discover`) on random pictures. Compiling takes
+most of the time, so all of it is compiled beforehand, side by side.
 """
 
 import argparse
@@ -15,6 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -22,7 +26,7 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, override
 from ncdwf.learning.discovery import discover, make_method
-from ncdwf.learning.loop import PRECISION, History, Quiet
+from ncdwf.learning.loop import PRECISION, History, Quiet, fastest_convolutions
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import BACKBONES
@@ -33,17 +37,22 @@ from ncdwf.recipes import recipe
 from ncdwf.results.configuration import complete
 from ncdwf.results.environment import in_brief
 
-NUM_KNOWN = 80
+NUM_KNOWN, NUM_NOVEL = 80, 20
+BATCH_SIZE = 512
+BATCH_SIZES = (BATCH_SIZE, 256, 1024, 2048)
+DISCOVERIES = ((512, 20), (512, 5), (512, 80), (256, 20), (1024, 20), (2048, 20))
+"""Batch size and number of novel classes."""
 SECONDS = 1.5
 """How long each figure is measured for."""
+NUM_AT_ONCE = 6
+"""So many are compiled side by side."""
 
 
 def captured(work: Callable[[], None]) -> float:
     """Return the seconds that one replay of `work`, captured as a CUDA graph, takes."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    # The fastest convolutions are looked for, as the loop does.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+    with fastest_convolutions():  # as in the loop
         with torch.cuda.stream(stream):
             for _ in range(3):
                 work()
@@ -113,17 +122,36 @@ def rate(history: History, phase: str) -> float:
     return images / sum(epoch.seconds for epoch in epochs)
 
 
-def supervised(batch_size: int, num_images: int = 40_960) -> tuple[float, Model]:
-    """Return images a second of the supervised phase, and its model."""
+def fresh_model() -> Model:
+    """Return a model as after the supervised phase, but with weights that nobody trained."""
+    architecture = Architecture(
+        backbone="resnet18",
+        input_shape=(3, 32, 32),
+        num_known=NUM_KNOWN,
+        temperature=settings().supervised.temperature,
+        spread=settings().supervised.spread,
+    )
+    model = Model.create(architecture, tuple(map(str, range(NUM_KNOWN))), seed=0)
+    model.statistics.feature_norm.fill_(1)
+    return model
+
+
+def ceiling(batch_size: int) -> float:
+    """Return images a second of the network alone."""
+    return batch_size / bare_step(network(), pictures(batch_size))
+
+
+def supervised(batch_size: int, num_images: int = 40_960) -> float:
+    """Return images a second of the supervised phase."""
     images = torch.randint(0, 256, (num_images, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(num_images) % NUM_KNOWN
     config = settings(supervised__optim__epochs=4, supervised__optim__batch_size=batch_size)
     history: History = []
-    model = learn_known(images, labels, config, history=history)
-    return rate(history, "supervised"), model
+    learn_known(images, labels, config, history=history)
+    return rate(history, "supervised")
 
 
-def discovery(model: Model, batch_size: int, num_novel: int, num_images: int = 20_480) -> float:
+def discovery(batch_size: int, num_novel: int, num_images: int = 20_480) -> float:
     """Return unlabelled images a second of the discovery phase."""
     images = torch.randint(0, 256, (num_images, 3, 32, 32), dtype=torch.uint8)
     config = settings(
@@ -133,11 +161,11 @@ def discovery(model: Model, batch_size: int, num_novel: int, num_images: int = 2
         method__settling__epochs=1,
     )
     history: History = []
-    discover(model, images, make_method(config.method), config, history=history)
+    discover(fresh_model(), images, make_method(config.method), config, history=history)
     return rate(history, "discovery")
 
 
-def bare_discovery(batch_size: int, num_novel: int) -> dict[str, float]:
+def bare_discovery(batch_size: int = BATCH_SIZE, num_novel: int = NUM_NOVEL) -> dict[str, float]:
     """Return the seconds that the parts of a discovery step need bare."""
     config = settings()
     num_large, num_small = config.discovery.num_large, config.discovery.num_small
@@ -192,24 +220,17 @@ class FirstStep(Quiet):
 def first_step() -> float:
     """Return the seconds from a saved model to the end of the first discovery step."""
     config = settings(discovery__optim__epochs=1, method__settling__epochs=1)
-    names = tuple(map(str, range(NUM_KNOWN)))
-    architecture = Architecture(
-        backbone="resnet18",
-        input_shape=(3, 32, 32),
-        num_known=NUM_KNOWN,
-        temperature=config.supervised.temperature,
-        spread=config.supervised.spread,
-    )
-    model = Model.create(architecture, names, seed=0)
-    model.statistics.feature_norm.fill_(1)
+    model = fresh_model()
     images = torch.randint(0, 256, (1024, 3, 32, 32), dtype=torch.uint8)
     watch = FirstStep()
     discover(model, images, make_method(config.method), config, progress=watch)
     return watch.seconds
 
 
-def evaluation(model: Model) -> float:
+def evaluation() -> float:
     """Return the seconds that 10,000 pictures take from the host's memory to their answers."""
+    method = make_method(settings().method)
+    model, _ = method.prepare(fresh_model().to("cuda"), NUM_NOVEL, seed=0)
     images = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)
     model.predict(images)
     start = time.monotonic()
@@ -217,39 +238,42 @@ def evaluation(model: Model) -> float:
     return time.monotonic() - start
 
 
+def compile_all() -> None:
+    """Run everything once, side by side: it finds what it compiled when it is measured."""
+    work: list[Callable[[], object]] = [bare_discovery]
+    work += [partial(discovery, *sizes) for sizes in DISCOVERIES]
+    work += [partial(step, size) for size in BATCH_SIZES for step in (supervised, ceiling)]
+    context = get_context("spawn")
+    with ProcessPoolExecutor(NUM_AT_ONCE, mp_context=context, max_tasks_per_child=1) as pool:
+        for done in [pool.submit(part) for part in work]:
+            done.result()
+
+
 def table() -> Iterator[str]:
     """Measure one thing after the other; yield the lines of a Markdown section."""
+    compile_all()
     torch.cuda.reset_peak_memory_stats()
     yield "| step | batch | images/s | of the ceiling |"
     yield "| --- | ---: | ---: | ---: |"
-    model = None
-    for batch_size in (512, 256, 1024, 2048):
-        ceiling = batch_size / bare_step(network(), pictures(batch_size))
-        reached, model = supervised(batch_size)
-        yield f"| network alone | {batch_size} | {ceiling:,.0f} | |"
-        yield f"| supervised | {batch_size} | {reached:,.0f} | {reached / ceiling:.1%} |"
-    assert model is not None
-    parts = bare_discovery(512, 20)
-    ceiling = 512 / sum(parts.values())
+    for batch_size in BATCH_SIZES:
+        bare, reached = ceiling(batch_size), supervised(batch_size)
+        yield f"| network alone | {batch_size} | {bare:,.0f} | |"
+        yield f"| supervised | {batch_size} | {reached:,.0f} | {reached / bare:.1%} |"
+    parts = bare_discovery()
+    bare = BATCH_SIZE / sum(parts.values())
     listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in parts.items())
-    yield f"| parts of discovery alone: {listed} | 512 | {ceiling:,.0f} | |"
-    for batch_size, num_novel in (
-        (512, 20),
-        (512, 5),
-        (512, 80),
-        (256, 20),
-        (1024, 20),
-        (2048, 20),
-    ):
-        reached = discovery(model, batch_size, num_novel)
-        share = f"{reached / ceiling:.1%}" if (batch_size, num_novel) == (512, 20) else ""
+    yield f"| parts of discovery alone: {listed} | {BATCH_SIZE} | {bare:,.0f} | |"
+    for batch_size, num_novel in DISCOVERIES:
+        reached = discovery(batch_size, num_novel)
+        alike = (batch_size, num_novel) == (BATCH_SIZE, NUM_NOVEL)
+        share = f"{reached / bare:.1%}" if alike else ""
         yield f"| discovery, {num_novel} novel | {batch_size} | {reached:,.0f} | {share} |"
     peak = torch.cuda.max_memory_allocated() / 2**30
     cold, warm = start_up()
     yield ""
     yield (
         f"First discovery step after {cold:.1f} s cold, {warm:.1f} s with a warm compile cache. "
-        f"10,000 pictures are named in {evaluation(model):.3f} s. "
+        f"10,000 pictures are named in {evaluation():.3f} s. "
         f"Peak memory over all of it: {peak:.1f} GiB."
     )
 

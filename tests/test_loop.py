@@ -26,6 +26,7 @@ from ncdwf.learning.loop import (
     Terms,
     choose_device,
     choose_engine,
+    fastest_convolutions,
     learning_rate,
     train,
 )
@@ -344,6 +345,20 @@ def test_a_capture_without_a_gpu_is_refused_in_one_line() -> None:
         run_net(net, engine="captured")
     assert "\n" not in str(caught.value)
     assert fingerprint(net) == before
+
+
+def test_looking_for_fast_convolutions_changes_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "allow_tf32", False)
+    monkeypatch.setattr(cudnn, "deterministic", True)
+    before = cudnn.benchmark
+    with fastest_convolutions():
+        assert cudnn.benchmark
+        assert not cudnn.allow_tf32
+        assert cudnn.deterministic
+    assert cudnn.benchmark == before
 
 
 @pytest.mark.parametrize(("engine", "num_compiled"), [("auto", 0), ("eager", 0), ("compiled", 1)])

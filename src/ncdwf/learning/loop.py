@@ -9,8 +9,8 @@ phase, epoch and step, so a checkpoint holds no random state.
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -185,6 +185,18 @@ WARM_UP_STEPS = 3
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN look for the fastest convolution, once for every shape."""
+    # `torch.backends.cudnn.flags` would set all its other switches, too, and allow TF32.
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def _compiled(function: F) -> F:
     """Return `function`, compiled for the shapes that it meets."""
     # After eight shapes the compiler would give up and run the rest eagerly.
@@ -298,8 +310,7 @@ class _Training:
         before = [tensor.clone() for tensor in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        # Shapes are fixed, so the fastest convolution is looked for once.
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        with fastest_convolutions():
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP_STEPS):
                     self._advance()
