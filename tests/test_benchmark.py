@@ -1,6 +1,7 @@
 """A grid runs what is missing, shares supervised phases, and adds a line a run."""
 
 import json
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from conftest import register_tiny, shorter, tiny_recipe
 
 import ncdwf.recipes
+from ncdwf import storage
 from ncdwf.config import Config
 from ncdwf.errors import InputError
 from ncdwf.results import benchmark, experiment, observations
@@ -56,6 +58,49 @@ def test_a_grid_runs_what_is_missing_and_nothing_else(
     again = list(bench.reproduce(GRID.cells()))
     assert again == first  # finished runs are read, not trained again
     assert executed == ["tiny-4-2-ncdwf-main-seed1", "tiny-4-2-ncdwf-bare-seed1"]
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(bench: Bench) -> None:
+    cells = list(GRID.cells())
+    assert bench.missing(cells) == cells
+    with storage.locked(bench.work_dir / "claims" / cells[1].name):
+        lines = list(bench.reproduce(cells[:3]))
+    assert [(line["variant"], line["seed"]) for line in lines] == [("main", 0), ("main", 1)]
+    assert bench.missing(cells[:3]) == [cells[1]]
+    assert len(list(bench.reproduce(cells[:3]))) == 3
+
+
+def test_two_processes_share_a_grid_and_run_nothing_twice(bench: Bench) -> None:
+    def work() -> None:
+        list(bench.reproduce(GRID.cells()))
+
+    fork = multiprocessing.get_context("fork")  # a fresh process would not know the tiny setting
+    workers = [fork.Process(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    found = sorted((line["variant"], line["seed"]) for line in read_lines(bench.results))
+    assert found == [("bare", 0), ("bare", 1), ("main", 0), ("main", 1)]
+
+
+def test_a_line_that_came_meanwhile_is_not_written_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = list(GRID.cells())[:1]
+    whole = benchmark.execute
+
+    def slow(run: Run, *arguments: Any, **options: Any) -> Any:
+        scores = whole(run, *arguments, **options)
+        bench.results.parent.mkdir()
+        bench.results.write_text(json.dumps({**foreign, "setting": "elsewhere"}) + "\n")
+        return scores
+
+    foreign = dict.fromkeys((*benchmark.IDENTITY, "config"), "another")
+    monkeypatch.setattr(benchmark, "execute", slow)
+    list(bench.reproduce([cell]))
+    assert [line["setting"] for line in read_lines(bench.results)] == ["elsewhere", "tiny-4-2"]
 
 
 def test_variants_share_their_supervised_phase(bench: Bench) -> None:

@@ -14,6 +14,7 @@ import tomllib
 import types
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from torch import nn
 
 import ncdwf.cli.own
 import ncdwf.cli.phases
-from ncdwf import NovelClassDiscoverer, __version__
+from ncdwf import NovelClassDiscoverer, __version__, storage
 from ncdwf.cli import main
 from ncdwf.config import Config, OwnData, override
 from ncdwf.console import Bar
@@ -46,6 +47,7 @@ from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
 from ncdwf.recipes import RECIPES
 from ncdwf.results.experiment import execute
+from ncdwf.results.grids import GRIDS
 from ncdwf.results.run import Run
 
 VERBS = (
@@ -335,6 +337,17 @@ def test_wrong_use_is_one_line(call: Call, words: tuple[str, ...], about: str) -
     assert answer.out == ""
     assert len(answer.err.splitlines()) == 1
     assert about in answer.err
+
+
+def test_runs_of_another_process_are_named(call: Call) -> None:
+    names = [cell.name for cell in GRIDS["digits"].cells() if cell.seed == 0]
+    with ExitStack() as held:
+        for name in names:
+            held.enter_context(storage.locked(Path("runs/reproduce/claims") / name))
+        answer = call("reproduce", "digits", "--seed=0")
+    assert answer.code == 0
+    assert answer.err == "".join(f"{name} is being run by another process\n" for name in names)
+    assert not Path("results").exists()
 
 
 def test_without_a_verb_the_help_is_shown(call: Call) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -381,6 +382,23 @@ def test_a_directory_is_locked_once_at_a_time(tmp_path):
         pass
     with storage.locked(tmp_path / "run"):
         pass
+
+
+def test_a_lock_can_be_waited_for(tmp_path):
+    got = []
+
+    def second():
+        with storage.locked(tmp_path, wait=True):
+            got.append("second")
+
+    thread = threading.Thread(target=second)
+    with storage.locked(tmp_path):
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        got.append("first")
+    thread.join(10)
+    assert got == ["first", "second"]
 
 
 def test_a_directory_made_for_a_lock_is_gone_after_an_error_unless_it_holds_something(tmp_path):

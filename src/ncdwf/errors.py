@@ -17,6 +17,10 @@ class InputError(NcdwfError, ValueError):
     """A value, a name or a file from outside is not acceptable; the message says what is."""
 
 
+class InUseError(InputError):
+    """Another process holds what only one may have."""
+
+
 class StorageError(NcdwfError, OSError):
     """A file could not be written or read back as it was written."""
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ncdwf.errors import InputError, StorageError, first_line
+from ncdwf.errors import InputError, InUseError, StorageError, first_line
 
 MANIFEST = "manifest.json"
 LOCK_FILE = ".lock"
@@ -183,8 +183,8 @@ def remove_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory` for this process; a second process gets one clear line.
+def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold `directory` for this process; a second process gets one clear line, or waits.
 
     The lock belongs to the open file, so it is gone when the process is, however it ended. A
     directory that was not there is gone again if an error leaves it empty: it may be a slip of the
@@ -196,9 +196,9 @@ def locked(directory: Path) -> Iterator[None]:
         file = path.open("a")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{directory} is in use by another process") from error
+            raise InUseError(f"{directory} is in use by another process") from error
         try:
             yield
         except BaseException:

@@ -38,6 +38,9 @@ def reproduce(
 ) -> None:
     """Run (or resume) the runs behind a table or the figures, and print the table.
 
+    On a machine with several GPUs start it once for each: a run that another process is at is left
+    to it, and a supervised phase that both need is waited for.
+
     Examples:
 
         ncdwf reproduce digits --docs docs/digits.md
@@ -45,6 +48,8 @@ def reproduce(
         ncdwf reproduce main --data DIR --docs docs/results.md --docs README.md
 
         ncdwf reproduce main --data DIR --setting cifar10-5-5 --seed 0
+
+        CUDA_VISIBLE_DEVICES=1 ncdwf reproduce main --data DIR
 
         ncdwf reproduce figures --data DIR
     """
@@ -66,6 +71,8 @@ def reproduce(
         for line in bench.reproduce(wanted):
             keys = ("setting", "method", "variant", "seed")
             err.print(*(line[key] for key in keys), "done", highlight=False)
+        for cell in bench.missing(wanted):
+            err.print(f"{cell.name} is being run by another process", highlight=False)
     lines = read_lines(results)
     blocks = tables.blocks(lines, observations.read(results.parent))
     for block in tables.TABLES.get(name, ()):

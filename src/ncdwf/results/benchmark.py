@@ -1,8 +1,12 @@
-"""Running grids: one line of `results/runs.jsonl` a finished run, nothing is run twice."""
+"""Running grids: one line of `results/runs.jsonl` a finished run, nothing is run twice.
+
+Several processes may work on one grid, on a card each or sharing one.
+"""
 
 import hashlib
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import Any
 from ncdwf import storage
 from ncdwf.config import Config
 from ncdwf.data.setting import Setting
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, InUseError
 from ncdwf.learning.loop import Progress
 from ncdwf.results import observations
 from ncdwf.results.configuration import config_record, is_record_of
@@ -62,16 +66,38 @@ class Bench:
     def reproduce(self, cells: Iterable[Cell]) -> Iterable[Line]:
         """Yield a line for every run; those that the results lack are run (or resumed) first.
 
-        Each finished run is added to the results at once, so an interrupted grid loses nothing.
+        Each finished run is added to the results at once, so an interrupted grid loses nothing. A
+        run that another process is at is left to it, and gets no line here.
         """
         for cell in cells:
-            line = find(read_lines(self.results), cell)
-            if line is None or not observations.is_kept(cell, self.results.parent):
-                run = self._run(cell)
-                execute(run, self.progress, data_dir=self.data_dir)
-                line = line or self._add(cell, run)
-                observations.keep(cell, run, self.results.parent, data_dir=self.data_dir)
+            line = self._kept(cell)
+            if line is None:
+                try:
+                    with self._claimed(cell.name):
+                        # Another process may have done it since.
+                        line = self._kept(cell) or self._made(cell)
+                except InUseError:
+                    continue
             yield line
+
+    def missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Return the runs that the results lack, or what is to be observed of them."""
+        return [cell for cell in cells if self._kept(cell) is None]
+
+    def _claimed(self, name: str, *, wait: bool = False) -> AbstractContextManager[None]:
+        return storage.locked(self.work_dir / "claims" / name, wait=wait)
+
+    def _kept(self, cell: Cell) -> Line | None:
+        """Return the line of a run if nothing of it is missing."""
+        is_kept = observations.is_kept(cell, self.results.parent)
+        return find(read_lines(self.results), cell) if is_kept else None
+
+    def _made(self, cell: Cell) -> Line:
+        run = self._run(cell)
+        execute(run, self.progress, data_dir=self.data_dir)
+        line = self._added(cell, run)
+        observations.keep(cell, run, self.results.parent, data_dir=self.data_dir)
+        return line
 
     def _run(self, cell: Cell) -> Run:
         """Return the run of `cell`, begun or as far as it has come.
@@ -92,21 +118,25 @@ class Bench:
         parts = [labelled, asdict(config.supervised), config.backbone, config.seed, source_commit()]
         name = hashlib.sha256(storage.to_json_bytes(parts)).hexdigest()[:12]
         path = self.work_dir / "supervised" / f"{labelled}-seed{config.seed}-{name}"
-        if (path / CONFIG_FILE).exists():
-            run = Run.open(path)
-        else:
-            check(config, self.data_dir)  # before anything is written
-            run = Run.create(path, config)
-        load = partial(labelled_of, config.setting, self.data_dir)
-        learn_stage(run, load, self.progress)
+        with self._claimed(path.name, wait=True):
+            if (path / CONFIG_FILE).exists():
+                run = Run.open(path)
+            else:
+                check(config, self.data_dir)  # before anything is written
+                run = Run.create(path, config)
+            load = partial(labelled_of, config.setting, self.data_dir)
+            learn_stage(run, load, self.progress)
         return run
 
-    def _add(self, cell: Cell, run: Run) -> Line:
+    def _added(self, cell: Cell, run: Run) -> Line:
+        """Return the line of a finished run; the results get it if they lack it."""
         scores = storage.read_json(run.path / SCORES_FILE)
         kept = {key: value for key, value in scores.items() if key not in NOT_KEPT}
-        line: Line = kept | {"variant": cell.variant.name}
-        storage.make_directory(self.results.parent)
-        lines = [*read_lines(self.results), line]
-        text = "".join(f"{json.dumps(entry, allow_nan=False)}\n" for entry in lines)
-        storage.write_bytes(self.results, text.encode())
-        return line
+        new: Line = kept | {"variant": cell.variant.name}
+        with storage.locked(self.results.parent, wait=True):
+            lines = read_lines(self.results)
+            line = find(lines, cell)
+            if line is None:
+                text = "".join(f"{json.dumps(entry, allow_nan=False)}\n" for entry in [*lines, new])
+                storage.write_bytes(self.results, text.encode())
+        return line or new

@@ -56,7 +56,8 @@ def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None)
                 **run.provenance,
                 **observe(run, data_dir),
             }
-            storage.write_json(directory / FILE, {**_read_all(directory), name: entry})
+            with storage.locked(directory, wait=True):
+                storage.write_json(directory / FILE, {**_read_all(directory), name: entry})
 
 
 def _maturity(run: Run, data_dir: Path | None) -> dict[str, Any]:
