@@ -12,7 +12,7 @@ from conftest import register_tiny, shorter, tiny_recipe
 import ncdwf.recipes
 from ncdwf import storage
 from ncdwf.config import Config
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, InUseError
 from ncdwf.results import benchmark, experiment, observations
 from ncdwf.results.benchmark import Bench, find, read_lines
 from ncdwf.results.grids import Cell, Grid, Variant
@@ -88,19 +88,60 @@ def test_two_processes_share_a_grid_and_run_nothing_twice(bench: Bench) -> None:
 def test_a_line_that_came_meanwhile_is_not_written_over(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (cell,) = list(GRID.cells())[:1]
     whole = benchmark.execute
+    foreign = dict.fromkeys((*benchmark.IDENTITY, "config"), "elsewhere")
 
     def slow(run: Run, *arguments: Any, **options: Any) -> Any:
         scores = whole(run, *arguments, **options)
         bench.results.parent.mkdir()
-        bench.results.write_text(json.dumps({**foreign, "setting": "elsewhere"}) + "\n")
+        bench.results.write_text(json.dumps(foreign) + "\n")
         return scores
 
-    foreign = dict.fromkeys((*benchmark.IDENTITY, "config"), "another")
     monkeypatch.setattr(benchmark, "execute", slow)
-    list(bench.reproduce([cell]))
+    list(bench.reproduce(list(GRID.cells())[:1]))
     assert [line["setting"] for line in read_lines(bench.results)] == ["elsewhere", "tiny-4-2"]
+
+
+def test_results_are_written_by_one_process_at_a_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = next(GRID.cells())
+    monkeypatch.setitem(observations.OBSERVATIONS, "seen", (cell, lambda *_: {}))
+    write, written = storage.write_bytes, []
+
+    def watched(path: Path, data: bytes) -> None:
+        if path.parent == bench.results.parent:
+            with pytest.raises(InUseError), storage.locked(path.parent):
+                pass
+            written.append(path.name)
+        write(path, data)
+
+    monkeypatch.setattr(storage, "write_bytes", watched)
+    list(bench.reproduce([cell]))
+    assert written == ["runs.jsonl", "observations.json"]
+
+
+def test_only_the_claim_of_a_run_lets_it_be_passed_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: Any, **__: Any) -> None:
+        raise InUseError("the data are in use by another process")
+
+    monkeypatch.setattr(benchmark, "check", busy)
+    with pytest.raises(InUseError, match="the data"):
+        list(bench.reproduce(GRID.cells()))
+
+
+def test_damaged_results_are_refused_before_anything_is_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = next(GRID.cells())
+    monkeypatch.setitem(observations.OBSERVATIONS, "seen", (cell, lambda *_: {}))
+    bench.results.parent.mkdir()
+    bench.results.write_text('{"setting": "tin')
+    with pytest.raises(InputError, match="not valid JSON"):
+        list(bench.reproduce([cell]))
+    assert not bench.work_dir.exists()
 
 
 def test_variants_share_their_supervised_phase(bench: Bench) -> None:

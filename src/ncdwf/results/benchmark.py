@@ -6,7 +6,7 @@ Several processes may work on one grid, on a card each or sharing one.
 import hashlib
 import json
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -72,12 +72,13 @@ class Bench:
         for cell in cells:
             line = self._kept(cell)
             if line is None:
-                try:
-                    with self._claimed(cell.name):
-                        # Another process may have done it since.
-                        line = self._kept(cell) or self._made(cell)
-                except InUseError:
-                    continue
+                with ExitStack() as held:
+                    try:
+                        held.enter_context(self._claimed(cell.name))
+                    except InUseError:
+                        continue
+                    # Another process may have done it since.
+                    line = self._kept(cell) or self._made(cell)
             yield line
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
@@ -89,8 +90,8 @@ class Bench:
 
     def _kept(self, cell: Cell) -> Line | None:
         """Return the line of a run if nothing of it is missing."""
-        is_kept = observations.is_kept(cell, self.results.parent)
-        return find(read_lines(self.results), cell) if is_kept else None
+        line = find(read_lines(self.results), cell)
+        return line if observations.is_kept(cell, self.results.parent) else None
 
     def _made(self, cell: Cell) -> Line:
         run = self._run(cell)
