@@ -40,7 +40,10 @@ from ncdwf.results.environment import in_brief
 NUM_KNOWN, NUM_NOVEL = 80, 20
 BATCH_SIZE = 512
 BATCH_SIZES = (BATCH_SIZE, 256, 1024, 2048)
-DISCOVERIES = ((512, 20), (512, 5), (512, 80), (256, 20), (1024, 20), (2048, 20))
+DISCOVERIES = (
+    *((BATCH_SIZE, num_novel) for num_novel in (NUM_NOVEL, 5, 80)),
+    *((batch_size, NUM_NOVEL) for batch_size in BATCH_SIZES[1:]),
+)
 """Batch size and number of novel classes."""
 SECONDS = 1.5
 """How long each figure is measured for."""
@@ -124,12 +127,13 @@ def rate(history: History, phase: str) -> float:
 
 def fresh_model() -> Model:
     """Return a model as after the supervised phase, but with weights that nobody trained."""
+    learnt = settings().supervised
     architecture = Architecture(
         backbone="resnet18",
         input_shape=(3, 32, 32),
         num_known=NUM_KNOWN,
-        temperature=settings().supervised.temperature,
-        spread=settings().supervised.spread,
+        temperature=learnt.temperature,
+        spread=learnt.spread,
     )
     model = Model.create(architecture, tuple(map(str, range(NUM_KNOWN))), seed=0)
     model.statistics.feature_norm.fill_(1)
@@ -165,12 +169,12 @@ def discovery(batch_size: int, num_novel: int, num_images: int = 20_480) -> floa
     return rate(history, "discovery")
 
 
-def bare_discovery(batch_size: int = BATCH_SIZE, num_novel: int = NUM_NOVEL) -> dict[str, float]:
+def bare_discovery() -> dict[str, float]:
     """Return the seconds that the parts of a discovery step need bare."""
     config = settings()
     num_large, num_small = config.discovery.num_large, config.discovery.num_small
     clustering, hold_norms = config.method["clustering"], config.method["norms"] == "held"
-    features = torch.rand((num_large + num_small) * batch_size, 512, device="cuda")
+    features = torch.rand((num_large + num_small) * BATCH_SIZE, 512, device="cuda")
 
     def heads(num_clusters: int) -> nn.Module:
         sizes = {key: clustering[key] for key in ("num_heads", "num_hidden", "num_projected")}
@@ -178,15 +182,15 @@ def bare_discovery(batch_size: int = BATCH_SIZE, num_novel: int = NUM_NOVEL) -> 
 
     return {
         "large views": bare_step(
-            network(), pictures(num_large * batch_size), hold_norms=hold_norms
+            network(), pictures(num_large * BATCH_SIZE), hold_norms=hold_norms
         ),
         "small views": bare_step(
-            network(), pictures(num_small * batch_size, side=18), hold_norms=hold_norms
+            network(), pictures(num_small * BATCH_SIZE, side=18), hold_norms=hold_norms
         ),
-        "teacher": bare_step(network(), pictures(num_large * batch_size), train=False),
-        "heads": bare_step(heads(num_novel), features),
+        "teacher": bare_step(network(), pictures(num_large * BATCH_SIZE), train=False),
+        "heads": bare_step(heads(NUM_NOVEL), features),
         "over-clustering heads": bare_step(
-            heads(num_novel * clustering["overclustering"]), features
+            heads(NUM_NOVEL * clustering["overclustering"]), features
         ),
     }
 

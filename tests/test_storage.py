@@ -401,6 +401,29 @@ def test_a_lock_can_be_waited_for(tmp_path):
     assert got == ["first", "second"]
 
 
+def test_who_waits_for_a_lock_that_an_error_removes_holds_one_that_others_see(tmp_path):
+    held, over = threading.Event(), threading.Event()
+
+    def second():
+        with storage.locked(tmp_path / "new", wait=True):
+            held.set()
+            over.wait(10)
+
+    def fail():
+        thread.start()
+        thread.join(0.3)
+        raise KeyError
+
+    thread = threading.Thread(target=second)
+    with pytest.raises(KeyError), storage.locked(tmp_path / "new"):
+        fail()
+    assert held.wait(10)
+    with pytest.raises(InputError, match="in use"), storage.locked(tmp_path / "new"):
+        pass
+    over.set()
+    thread.join(10)
+
+
 def test_a_directory_made_for_a_lock_is_gone_after_an_error_unless_it_holds_something(tmp_path):
     def fail(*files):
         for file in files:

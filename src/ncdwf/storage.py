@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import safetensors.torch
@@ -191,23 +191,34 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
     finger.
     """
     missing = [place for place in (directory, *directory.parents) if not place.exists()]
-    path = make_directory(directory) / LOCK_FILE
-    with _explained(path):
-        file = path.open("a")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InUseError(f"{directory} is in use by another process") from error
+    with _lock_file(directory, wait=wait):
         try:
             yield
         except BaseException:
+            path = directory / LOCK_FILE
             if missing and list(directory.iterdir()) == [path]:
                 remove_file(path)
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     for place in missing:
                         place.rmdir()
             raise
+
+
+def _lock_file(directory: Path, *, wait: bool) -> TextIO:
+    """Return the open lock file of `directory`, held until it is closed."""
+    path = make_directory(directory) / LOCK_FILE
+    with _explained(path):
+        file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise InUseError(f"{directory} is in use by another process") from error
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+    file.close()  # it was removed after an error, and a third process would not see it
+    return _lock_file(directory, wait=wait)
 
 
 @contextlib.contextmanager
