@@ -112,7 +112,9 @@ EQUAL = Variant(name="main", title="equal shares")
 PARTIAL = Variant(
     name="partial", title="clear pictures first", sets=("method.clustering.balance=0.5",)
 )
-STRONG_VIEWS = (
+STRONG = _half(
+    "strong",
+    "two strong views in phase 1",
     "supervised.num_views=2",
     "supervised.view.resized=0.5",
     "supervised.view.jitter=0.6",
@@ -140,7 +142,7 @@ GRIDS = {
                 "its target from the model itself",
                 "method.information_from=current",
             ),
-            _half("strong", "two strong views in phase 1", *STRONG_VIEWS),
+            STRONG,
             _half(
                 "augmented",
                 "statistics of augmented views",
@@ -155,9 +157,18 @@ GRIDS = {
         ),
     ),
     "proxies": Grid(
-        settings=("cifar100-80-20-proxy-60-20", "cifar100-50-50-proxy-30-20"),
+        settings=(
+            "cifar100-80-20-proxy-60-20",
+            "cifar100-50-50-proxy-30-20",
+            "cifar100-80-20-proxy-20-60",
+        ),
         seeds=(0, 1, 2),
-        variants=(RECIPE, JOINT, replace(RECIPE, title="ncdwf-gauss", method="ncdwf-gauss")),
+        variants=(
+            RECIPE,
+            JOINT,
+            STRONG,
+            replace(RECIPE, title="ncdwf-gauss", method="ncdwf-gauss"),
+        ),
     ),
     "main": Grid(
         settings=CIFAR_SETTINGS,
