@@ -88,7 +88,8 @@ def _settled(variant: Variant) -> Variant:
 
 MAIN = Variant(name="main", title="ncdwf")
 RECIPE = _half("recipe", "the recipe")
-JOINT = _half("joint", "joint softmax", "method.softmax=joint")
+JOINT_SOFTMAX = "method.softmax=joint"
+JOINT = _half("joint", "joint softmax", JOINT_SOFTMAX)
 MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
 """The run whose identifier is watched while it matures."""
 SNAPSHOT_EPOCHS = 20
@@ -112,15 +113,14 @@ EQUAL = Variant(name="main", title="equal shares")
 PARTIAL = Variant(
     name="partial", title="clear pictures first", sets=("method.clustering.balance=0.5",)
 )
-STRONG = _half(
-    "strong",
-    "two strong views in phase 1",
-    "supervised.num_views=2",
+STRONG_VIEW = (
     "supervised.view.resized=0.5",
     "supervised.view.jitter=0.6",
     "supervised.view.solarise=0.1",
     "supervised.view.equalise=0.1",
 )
+STRONG_VIEWS = ("supervised.num_views=2", *STRONG_VIEW)
+STRONG = _half("strong", "two strong views in phase 1", *STRONG_VIEWS)
 
 
 GRIDS = {
@@ -157,17 +157,22 @@ GRIDS = {
         ),
     ),
     "proxies": Grid(
-        settings=(
-            "cifar100-80-20-proxy-60-20",
-            "cifar100-50-50-proxy-30-20",
-            "cifar100-80-20-proxy-20-60",
-        ),
+        settings=("cifar100-80-20-proxy-60-20",),
         seeds=(0, 1, 2),
+        variants=(RECIPE, JOINT, replace(RECIPE, title="ncdwf-gauss", method="ncdwf-gauss")),
+    ),
+    "candidates": Grid(
+        settings=("cifar100-80-20-proxy-60-20", "cifar100-80-20-proxy-20-60"),
+        seeds=(0,),
         variants=(
             RECIPE,
             JOINT,
-            STRONG,
-            replace(RECIPE, title="ncdwf-gauss", method="ncdwf-gauss"),
+            replace(STRONG, seeds=(0, 1)),
+            _half("one-strong", "one strong view", *STRONG_VIEW),
+            _half("strong-joint", "two, joint softmax", *STRONG_VIEWS, JOINT_SOFTMAX),
+            _half(
+                "strong-light", "two, distillation 1.4", *STRONG_VIEWS, "method.weight_distill=1.4"
+            ),
         ),
     ),
     "main": Grid(
