@@ -350,6 +350,14 @@ def test_runs_of_another_process_are_named(call: Call) -> None:
     assert not Path("results").exists()
 
 
+def test_a_part_of_a_table_can_be_run(call: Call) -> None:
+    name = "digits-5-5-ncdwf-held-seed3"
+    with storage.locked(Path("runs/reproduce/claims") / name):
+        words = ("--setting=digits-5-5", "--seed=3", "--variant=held")
+        answer = call("reproduce", "digits", *words)
+    assert answer.err == f"{name} is being run by another process\n"
+
+
 def test_without_a_verb_the_help_is_shown(call: Call) -> None:
     answer = call()
     assert answer.code == 0
@@ -620,7 +628,12 @@ BAD = {
     "a setting that a table lacks": Bad(
         ["reproduce", "digits", "--setting", "cifar10-5-5"], ("no run", "digits-5-5")
     ),
-    "a seed that a table lacks": Bad(["reproduce", "main", "--seed", "99"], ("no run", "--seed")),
+    "a seed that a table lacks": Bad(
+        ["reproduce", "main", "--seed", "99"], ("no run", "--seed", "0, 1, 2")
+    ),
+    "a variant that a table lacks": Bad(
+        ["reproduce", "alpha", "--variant", "beta"], ("no run", "--variant", "beta-1-1")
+    ),
     "a table without its data": Bad(["reproduce", "main"], ("CIFAR-10", "--data")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),
     "setting by override": sets("setting=digit-5-5", "unknown setting"),

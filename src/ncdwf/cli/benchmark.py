@@ -31,6 +31,9 @@ def reproduce(
     seeds: Annotated[
         list[int] | None, typer.Option("--seed", help="Run these alone; may be repeated.")
     ] = None,
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="Run these alone; may be repeated.")
+    ] = None,
     figures_dir: Annotated[
         Path, typer.Option("--figures", help="Where `reproduce figures` draws.")
     ] = Path("docs/figures"),
@@ -49,6 +52,8 @@ def reproduce(
 
         ncdwf reproduce main --data DIR --setting cifar10-5-5 --seed 0
 
+        ncdwf reproduce alpha --data DIR --variant beta-1-1
+
         CUDA_VISIBLE_DEVICES=1 ncdwf reproduce main --data DIR
 
         ncdwf reproduce figures --data DIR
@@ -61,12 +66,19 @@ def reproduce(
         wanted = [
             cell
             for cell in RUNS[name]
-            if cell.setting in (settings or [cell.setting]) and cell.seed in (seeds or [cell.seed])
+            if cell.setting in (settings or [cell.setting])
+            and cell.seed in (seeds or [cell.seed])
+            and cell.variant.name in (variants or [cell.variant.name])
         ]
         if not wanted:
+            there = {
+                "settings": sorted({cell.setting for cell in RUNS[name]}),
+                "seeds": sorted({str(cell.seed) for cell in RUNS[name]}),
+                "variants": sorted({cell.variant.name for cell in RUNS[name]}),
+            }
+            listed = "; ".join(f"{kind} {', '.join(values)}" for kind, values in there.items())
             raise InputError(
-                f"no run of {name!r} fits --setting and --seed; "
-                f"it has {', '.join(sorted({cell.setting for cell in RUNS[name]}))}"
+                f"no run of {name!r} fits --setting, --seed and --variant; it has the {listed}"
             )
         for line in bench.reproduce(wanted):
             keys = ("setting", "method", "variant", "seed")
