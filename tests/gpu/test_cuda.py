@@ -98,9 +98,10 @@ def test_both_devices_take_the_same_steps(split: Split, monkeypatch: pytest.Monk
 def test_both_phases_learn_the_tiny_setting(
     split: Split, record_property: Callable[[str, object], None]
 ) -> None:
-    """One draw of ten or so divides the 64 pictures of the pool in another way, on any device.
+    """Most draws: a few divide the 64 pictures of the pool in another way, on a CPU, too.
 
-    Mean novel accuracy of 20 draws on the card 94.5 %, of 30 on a CPU 97.0; by chance 50 to 60.
+    Of 20 draws 3 lost more than a tenth of the novel pictures on the card, of 40 on a CPU 3. Two
+    clusters that mean nothing would have 57 % right, by their best mapping.
     """
     found = []
     for seed in range(10):
@@ -110,10 +111,10 @@ def test_both_phases_learn_the_tiny_setting(
         assert model.device.type == "cuda"
         scores, _ = evaluate(model, split, known)
         found.append((scores.aware.known, scores.aware.novel))
-    known, novel = torch.tensor(found).mean(0).tolist()
-    record_property("mean of known and novel accuracy", f"{known:.1f}, {novel:.1f}")
-    assert known > 90, found
-    assert novel > 80, found
+    known, novel = torch.tensor(found).unbind(1)
+    record_property("novel accuracy", ", ".join(f"{value:.0f}" for value in novel.tolist()))
+    assert known.mean() > 90, found
+    assert novel.median() > 90, found
 
 
 def test_a_pool_is_surveyed_on_the_card(split: Split) -> None:
