@@ -168,10 +168,18 @@ GRIDS = {
             RECIPE,
             JOINT,
             replace(STRONG, seeds=(0, 1)),
-            _half("one-strong", "one strong view", *STRONG_VIEW),
-            _half("strong-joint", "two, joint softmax", *STRONG_VIEWS, JOINT_SOFTMAX),
+            _half("one-strong", "one strong view in phase 1", *STRONG_VIEW),
             _half(
-                "strong-light", "two, distillation 1.4", *STRONG_VIEWS, "method.weight_distill=1.4"
+                "strong-joint",
+                "two strong views, joint softmax",
+                *STRONG_VIEWS,
+                JOINT_SOFTMAX,
+            ),
+            _half(
+                "strong-light",
+                "two strong views, distillation weight 1.4 instead of 2",
+                *STRONG_VIEWS,
+                "method.weight_distill=1.4",
             ),
         ),
     ),
@@ -257,7 +265,7 @@ GRIDS = {
                 title="identifier trained during discovery",
                 sets=("method.identifier=during",),
             ),
-            Variant(name="joint", title="joint softmax", sets=("method.softmax=joint",)),
+            Variant(name="joint", title="joint softmax", sets=(JOINT_SOFTMAX,)),
             Variant(name="held", title="norms held", sets=("method.norms=held",)),
             Variant(
                 name="augmented-statistics",
@@ -274,7 +282,7 @@ GRIDS = {
         variants=(
             Variant(name="main", title="the recipe"),
             Variant(name="main", title="ncdwf-gauss", method="ncdwf-gauss"),
-            Variant(name="joint", title="joint softmax", sets=("method.softmax=joint",)),
+            Variant(name="joint", title="joint softmax", sets=(JOINT_SOFTMAX,)),
             Variant(
                 name="supervised-lr-0.05",
                 title="supervised learning rate 0.05 instead of 0.02",
