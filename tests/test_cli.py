@@ -626,13 +626,19 @@ BAD = {
     "no novel class": Bad(["learn", "digits-5-0"], ("1 or more novel",)),
     "cifar": Bad(["run", "cifar100-80-20"], ("CIFAR-100", "--data")),
     "a setting that a table lacks": Bad(
-        ["reproduce", "digits", "--setting", "cifar10-5-5"], ("no run", "digits-5-5")
+        ["reproduce", "digits", "--setting", "cifar10-5-5"],
+        ("'digits' has no --setting cifar10-5-5", "digits-5-5"),
     ),
     "a seed that a table lacks": Bad(
-        ["reproduce", "main", "--seed", "99"], ("no run", "--seed", "0, 1, 2")
+        ["reproduce", "main", "--seed", "99"], ("'main' has no --seed 99", "0, 1, 2")
     ),
     "a variant that a table lacks": Bad(
-        ["reproduce", "alpha", "--variant", "beta"], ("no run", "--variant", "beta-1-1")
+        ["reproduce", "alpha", "--variant=main", "--variant=beta"],
+        ("'alpha' has no --variant beta;", "beta-1-1"),
+    ),
+    "a seed that one variant alone has": Bad(
+        ["reproduce", "candidates", "--seed=1", "--variant=half-joint"],
+        ("no run of 'candidates'", "--setting, --seed and --variant at once"),
     ),
     "a table without its data": Bad(["reproduce", "main"], ("CIFAR-10", "--data")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),

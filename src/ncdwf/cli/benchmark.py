@@ -1,5 +1,6 @@
 """The verb that runs what the tables and figures are made from."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from ncdwf.console import Bar, err, out
 from ncdwf.errors import InputError
 from ncdwf.results import observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
-from ncdwf.results.grids import RUNS
+from ncdwf.results.grids import RUNS, Cell
 
 
 def reproduce(
@@ -63,23 +64,7 @@ def reproduce(
     texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
     with Bar() as bar:
         bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
-        wanted = [
-            cell
-            for cell in RUNS[name]
-            if cell.setting in (settings or [cell.setting])
-            and cell.seed in (seeds or [cell.seed])
-            and cell.variant.name in (variants or [cell.variant.name])
-        ]
-        if not wanted:
-            there = {
-                "settings": sorted({cell.setting for cell in RUNS[name]}),
-                "seeds": sorted({str(cell.seed) for cell in RUNS[name]}),
-                "variants": sorted({cell.variant.name for cell in RUNS[name]}),
-            }
-            listed = "; ".join(f"{kind} {', '.join(values)}" for kind, values in there.items())
-            raise InputError(
-                f"no run of {name!r} fits --setting, --seed and --variant; it has the {listed}"
-            )
+        wanted = _wanted(name, settings or (), seeds or (), variants or ())
         for line in bench.reproduce(wanted):
             keys = ("setting", "method", "variant", "seed")
             err.print(*(line[key] for key in keys), "done", highlight=False)
@@ -96,3 +81,29 @@ def reproduce(
 
         for path in illustrations.draw(lines, results.parent, figures_dir):
             out.print(f"Drawn: {path}", soft_wrap=True)
+
+
+def _wanted(
+    name: str, settings: Sequence[str], seeds: Sequence[int], variants: Sequence[str]
+) -> list[Cell]:
+    """Return the runs of a table that the options leave; refuse what the table does not have."""
+    cells = RUNS[name]
+    for option, given, there in (
+        ("--setting", settings, [cell.setting for cell in cells]),
+        ("--seed", seeds, [cell.seed for cell in cells]),
+        ("--variant", variants, [cell.variant.name for cell in cells]),
+    ):
+        for value in given:
+            if value not in there:
+                listed = ", ".join(str(value) for value in dict.fromkeys(there))
+                raise InputError(f"{name!r} has no {option} {value}; it has {listed}")
+    wanted = [
+        cell
+        for cell in cells
+        if cell.setting in (settings or [cell.setting])
+        and cell.seed in (seeds or [cell.seed])
+        and cell.variant.name in (variants or [cell.variant.name])
+    ]
+    if not wanted:
+        raise InputError(f"no run of {name!r} has this --setting, --seed and --variant at once")
+    return wanted
