@@ -234,6 +234,8 @@ def _paths(X: Any) -> list[Path]:
         raise NotNumbersError(f"X is a {kind}; a list of paths, or an array, is accepted")
     items = X if isinstance(X, Sequence) else _column(X)
     are_paths = [isinstance(item, str | Path) for item in items]
+    if any(isinstance(item, bytes) for item in items):
+        raise InputError("X holds bytes; paths are strings, or of pathlib")
     if not any(are_paths):
         return []
     if not all(are_paths):
@@ -249,7 +251,7 @@ def _column(X: Any) -> list[Any]:
     if not is_array or isinstance(X, torch.Tensor) or len(getattr(X, "shape", (0,))) != 1:
         return []
     array = np.asarray(X) if hasattr(X, "__array__") else X.to_numpy()
-    return array.tolist() if array.ndim == 1 and array.dtype.kind in "OUT" else []
+    return array.tolist() if array.ndim == 1 and array.dtype.kind in "OUST" else []
 
 
 def _array(X: Any) -> Any:
