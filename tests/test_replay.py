@@ -93,13 +93,18 @@ def test_other_betas_are_read_off_a_table(gamma, rho):
     expected = beta.ppf(u.double().numpy(), gamma, rho)
     error = np.abs(got.numpy() - expected)
     assert error.mean() < 1e-3
-    # The table has 4096 cells; a steep tail within the outermost ones is drawn as a line.
+    # The table has 4097 entries; what is rarer than they are is drawn as the last of them.
     assert error[(u > 2 / 4096).numpy() & (u < 1 - 2 / 4096).numpy()].max() < 5e-3
 
 
-def test_the_table_covers_both_ends():
-    got = BetaQuantile(2.0, 3.0)(torch.tensor([0.0, 1.0]))
-    assert got.tolist() == [0, 1]
+@pytest.mark.parametrize(("gamma", "rho"), [(2.0, 100.0), (0.5, 100.0), (100.0, 0.5)])
+def test_nothing_is_drawn_beyond_the_tails(gamma, rho):
+    """Between a quantile and the end of [0, 1] there may be nearly all of it, and no sample."""
+    ends = BetaQuantile(gamma, rho)(torch.tensor([0.0, 1.0]))
+    wanted = beta.ppf([0.5 / 4097, 1 - 0.5 / 4097], gamma, rho)
+    assert np.allclose(ends, wanted, atol=1e-6)
+    samples = BetaQuantile(gamma, rho)(torch.rand(200_000, generator=generator(0)))
+    assert samples.double().mean().item() == pytest.approx(beta.mean(gamma, rho), rel=0.02)
 
 
 @pytest.mark.parametrize(("gamma", "rho"), [(1.0, 100.0), (3.0, 1.0), (2.0, 4.0)])

@@ -121,7 +121,8 @@ class BetaQuantile(nn.Module):
     def __init__(self, gamma: float, rho: float, *, num_entries: int = 4097) -> None:
         super().__init__()
         self.gamma, self.rho = gamma, rho
-        grid = torch.linspace(0, 1, num_entries, dtype=torch.float64)
+        # Whatever is drawn lies between two entries: at 0 and 1 tails are long.
+        grid = (torch.arange(num_entries, dtype=torch.float64) + 0.5) / num_entries
         self.register_buffer(
             "table",
             torch.from_numpy(betaincinv(gamma, rho, grid.numpy())).float(),
@@ -134,7 +135,7 @@ class BetaQuantile(nn.Module):
             return 1 - (1 - uniform) ** (1 / self.rho)
         if self.rho == 1:
             return uniform ** (1 / self.gamma)
-        position = uniform * (len(self.table) - 1)
+        position = (uniform * len(self.table) - 0.5).clamp(0, len(self.table) - 1)
         below = position.long().clamp(max=len(self.table) - 2)
         return torch.lerp(self.table[below], self.table[below + 1], position - below)
 
