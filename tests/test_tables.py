@@ -143,7 +143,7 @@ def test_ablation_and_alpha_stand_beside_the_paper(found: dict[str, str]) -> Non
     alpha = found["alpha"]
     one = beside(alpha, "cifar100-80-20", "Beta(100, 1)")
     assert one == ["–", "–", "–", "64.80", "12.76", "38.78"]  # not run yet
-    assert beside(alpha, "cifar100-80-20", "ncdwf")[0] == "80.00"
+    assert beside(alpha, "cifar100-80-20", "ncdwf")[0] == "81.00 ± 1.00"
 
 
 def test_the_overview_is_about_all(found: dict[str, str]) -> None:

@@ -90,6 +90,8 @@ MAIN = Variant(name="main", title="ncdwf")
 RECIPE = _half("recipe", "the recipe")
 JOINT_SOFTMAX = "method.softmax=joint"
 JOINT = _half("joint", "joint softmax", JOINT_SOFTMAX)
+THREE_SEEDS = replace(MAIN, seeds=(0, 1, 2))
+"""Beside runs of one seed: how much chance does."""
 MATURITY = Cell(setting="cifar100-50-50", variant=MAIN, seed=0)
 """The run whose identifier is watched while it matures."""
 SNAPSHOT_EPOCHS = 20
@@ -206,7 +208,7 @@ GRIDS = {
                 title="mutual information only",
                 sets=("method.weight_replay=0",),
             ),
-            MAIN,
+            THREE_SEEDS,
         ),
     ),
     "alpha": Grid(
@@ -219,7 +221,7 @@ GRIDS = {
                 title="Beta(100, 1)",
                 sets=("method.gamma=100", "method.rho=1"),
             ),
-            MAIN,
+            THREE_SEEDS,
         ),
     ),
     "mixed": Grid(
@@ -262,7 +264,7 @@ GRIDS = {
             ),
             Variant(
                 name="identifier-during",
-                title="identifier trained during discovery",
+                title="identifier trained during discovery, nothing settled after it",
                 sets=("method.identifier=during",),
             ),
             Variant(name="joint", title="joint softmax", sets=(JOINT_SOFTMAX,)),
