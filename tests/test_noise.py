@@ -4,7 +4,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ncdwf.noise import Draw, draw, generator
+from ncdwf.noise import Draw, draw, generator, pinned
 
 positions = st.lists(st.integers() | st.text(), max_size=4)
 
@@ -27,6 +27,24 @@ def test_same_seed_and_position_give_the_same_numbers(seed, position):
 def test_other_seeds_and_positions_give_other_numbers(seed, position, other, elsewhere):
     assume((seed, position) != (other, elsewhere))
     assert not torch.equal(numbers(seed, position), numbers(other, elsewhere))
+
+
+def test_pinned_generators_follow_the_position_and_go_on_where_they_were():
+    torch.manual_seed(0)
+    undisturbed = torch.rand(2, 4)
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        with pinned(3, "phase", 1):
+            found.append(torch.rand(4))
+    with pinned(3, "phase", 2):
+        assert not torch.equal(torch.rand(4), found[0])
+    assert torch.equal(*found)
+    torch.manual_seed(0)
+    first = torch.rand(4)
+    with pinned(3, "phase", 1):
+        torch.rand(4)
+    assert torch.equal(torch.stack([first, torch.rand(4)]), undisturbed)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from conftest import (
     unchanged_global_state,
 )
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
+from torch import Tensor, nn
 
 from ncdwf.config import Config, Supervised, View
 from ncdwf.data.augment import augment, num_draws
@@ -218,6 +218,54 @@ def test_resuming_changes_nothing(tmp_path: Path, split: Split, config: Config) 
         resumed, history = learn(checkpoints, None)
         assert fingerprint(resumed) == fingerprint(whole)
         assert timeless(history) == timeless(wanted)
+
+
+def test_a_network_that_draws_on_its_own_follows_the_seed(
+    tmp_path: Path, split: Split, config: Config
+) -> None:
+    config = shorter(config, supervised=2)
+
+    def learn(
+        config: Config, checkpoints: Checkpoints | None = None, stop: StopAfter | None = None
+    ) -> Model:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            network = nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.Dropout(0.3))
+        with unchanged_global_state():
+            return learn_known(
+                split.known_images,
+                split.known_labels,
+                config,
+                backbone=network,
+                checkpoints=checkpoints,
+                progress=stop,
+            )
+
+    prints = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        prints.append(fingerprint(learn(config)))
+    assert prints[0] == prints[1] != fingerprint(learn(replace(config, seed=1)))
+    checkpoints = Checkpoints(tmp_path, seconds=0.0, fingerprint="a")
+    with pytest.raises(Stop):
+        learn(config, checkpoints, StopAfter(3))
+    assert fingerprint(learn(config, checkpoints)) == prints[0]
+
+
+def test_steps_of_a_network_that_draws_differ(split: Split, short: Config) -> None:
+    masks: list[Tensor] = []
+
+    class Watcher(nn.Dropout):
+        def forward(self, input: Tensor) -> Tensor:
+            kept = super().forward(input)
+            masks.append(kept == 0)
+            return kept
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 16), Watcher(0.5))
+    learn_known(split.known_images, split.known_labels, short, backbone=network)
+    in_training = [mask for mask in masks if mask.sum() > mask.numel() / 4]
+    assert len(in_training) > 1
+    assert not torch.equal(in_training[0], in_training[1])
 
 
 PICTURES = np.zeros((6, 1, 16, 16), np.uint8)

@@ -1,7 +1,8 @@
 """Randomness as an argument: everything drawn follows from a seed and a position, nothing else."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,9 +29,23 @@ def generator(
     The position (a phase, an epoch, a purpose) is hashed, so streams of neighbouring positions
     have nothing in common and a resumed run needs no stored random state.
     """
+    return torch.Generator(device=device).manual_seed(_number(seed, *position))
+
+
+@contextmanager
+def pinned(seed: int, *position: str | int) -> Iterator[None]:
+    """Have PyTorch's own generators, which dropout reads, depend on `seed` and `position` alone.
+
+    Afterwards they go on where they were.
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(_number(seed, *position))
+        yield
+
+
+def _number(seed: int, *position: str | int) -> int:
     text = repr((int(seed), *position)).encode()
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
-    return torch.Generator(device=device).manual_seed(number)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def draw(

@@ -21,7 +21,8 @@ from ncdwf.config import Engine, Optim
 from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning.batches import Batch, BatchSource
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.noise import Draw, Noise, draw, generator
+from ncdwf.model.backbone import Foreign
+from ncdwf.noise import Draw, Noise, draw, generator, pinned
 
 Terms = dict[str, Tensor]
 """Named loss terms, weights included. Of a vector (one entry a head) the mean counts."""
@@ -150,6 +151,8 @@ def train(
         slower or {},
     )
     first_epoch, first_step = run.resume(checkpoints)
+    # Somebody else's network may draw on its own, as dropout does.
+    draws_itself = any(isinstance(part, Foreign) for part in module.modules())
     per_epoch = source.num_steps * source.batch_size
     done = first_epoch * per_epoch + first_step * source.batch_size
     progress.start(phase, optim.epochs * per_epoch, done)
@@ -160,7 +163,8 @@ def train(
             draws = draw(noise, source.num_steps, source_of_noise)
             for step in range(first_step, source.num_steps):
                 drawn = {name: values[step] for name, values in draws.items()}
-                run.step(source.batch(epoch, step), drawn, step)
+                with pinned(seed, phase, epoch, step) if draws_itself else nullcontext():
+                    run.step(source.batch(epoch, step), drawn, step)
                 progress.advance(source.batch_size)
                 if checkpoints is not None and step + 1 < source.num_steps and checkpoints.due():
                     run.keep(checkpoints, epoch, step + 1)
