@@ -232,6 +232,7 @@ SWITCHED: dict[str, tuple[Any, set[str]]] = {
     # When heads are fitted must not change what discovery learns.
     "identifier": ("during", {"identifier", "known_head"}),
     "novel_lost": (0.6, {"identifier"}),
+    "least_tau": (1 - 1e-12, {"identifier"}),
 }
 """Another value of each part of the method, and the parts of the model that it changes."""
 OFF = {
@@ -252,6 +253,7 @@ ON: dict[str, Any] = {
     "clustering": SHORT_METHOD["clustering"],
     "identifier": "after",
     "novel_lost": 0.2,
+    "least_tau": 0.0,
 }
 
 
@@ -397,6 +399,9 @@ def test_joint_softmax_lets_latents_reach_the_novel_heads(
         ("ncdwf", {"weight_distill": -1.0}, "weight_distill=-1.0"),
         ("ncdwf", {"latents_per_class": 0}, "latents_per_class=0"),
         ("ncdwf", {"novel_lost": 1.0}, "novel_lost=1.0"),
+        ("ncdwf", {"least_tau": 1.0}, "least_tau=1.0"),
+        ("ncdwf", {"least_tau": -0.1}, "least_tau=-0.1"),
+        ("ncdwf-gauss", {"least_tau": 1.0}, "least_tau=1.0"),
         ("ncdwf-gauss", {"weight_replay": -1.0}, "weight_replay=-1.0"),
         ("ncdwf-gauss", {"weight_distill": -1.0}, "weight_distill=-1.0"),
         ("ncdwf-gauss", {"replay_ratio": 0.0}, "replay_ratio=0.0"),

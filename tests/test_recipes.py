@@ -162,7 +162,7 @@ def test_vectors_get_noise_alone_and_less_distillation(method):
     if method == "uno":
         assert whole == digits
     else:
-        assert whole == {**digits, "weight_distill": 1.0}
+        assert whole == {**digits, "weight_distill": 1.0, "least_tau": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_views_of_the_small_network_are_in_proportion(shape, shift, flip):
     digits = recipe("digits-5-5")
     wanted = replace(digits.supervised.view, shift=shift, flip=flip)
     assert config.supervised.view == config.discovery.large == wanted
-    assert config.method == digits.method
+    assert config.method == {**digits.method, "least_tau": 0.9}
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,18 @@ def test_one_picture_is_enough_to_calibrate():
     assert calibrate(made, features, lost=0.05) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("least", "threshold"), [(0.0, 0.3), (0.2, 0.3), (0.9, 0.9)])
+def test_the_threshold_is_not_below_the_least(least, threshold):
+    made, features = reading(np.linspace(0, 1, 101).tolist())
+    assert calibrate(made, features, lost=0.3, least=least) == pytest.approx(threshold, abs=1e-6)
+
+
+@pytest.mark.parametrize(("num_images", "threshold"), [(9, 0.5), (10, 0.8)])
+def test_pictures_of_which_none_would_be_lost_leave_it_at_the_least(num_images, threshold):
+    made, features = reading([0.8] * num_images)
+    assert calibrate(made, features, lost=0.1, least=0.5) == pytest.approx(threshold, abs=1e-6)
+
+
 def test_thresholds_close_to_one_keep_their_precision():
     made, features = identifier(), pool()
     with torch.no_grad():
@@ -297,6 +309,7 @@ def settled(known_model, images, history=None, *, optim=SETTLE, tau="calibrated"
         weight_replay=changes.pop("weight_replay", 1.0),
         tau=tau,
         novel_lost=0.25,
+        least_tau=changes.pop("least_tau", 0.0),
     )
     assert not changes
     return model
@@ -347,6 +360,13 @@ def test_settling_sets_both_thresholds(known_model, split, tau):
     expected = np.quantile(unseen.detach().numpy(), 0.25)
     assert float(model.identifier.calibrated_tau) == pytest.approx(expected, rel=1e-9)
     assert model.tau == (float(model.identifier.calibrated_tau) if tau == "calibrated" else tau)
+
+
+@pytest.mark.parametrize("tau", ["calibrated", 0.4])
+def test_the_least_is_of_the_calibrated_threshold(known_model, split, tau):
+    model = settled(known_model, split.pool_images, tau=tau, least_tau=1 - 1e-12)
+    assert float(model.identifier.calibrated_tau) == 1 - 1e-12
+    assert model.tau == (1 - 1e-12 if tau == "calibrated" else tau)
 
 
 def test_settling_adds_its_epochs_to_the_history(known_model, split):

@@ -34,6 +34,7 @@ def settle(
     weight_replay: float,
     tau: float | Literal["calibrated"],
     novel_lost: float,
+    least_tau: float,
 ) -> None:
     """Fit identifier and known head of `model` to its features as they are now; set thresholds.
 
@@ -48,6 +49,7 @@ def settle(
         weight_replay: 0 leaves the known head alone.
         tau: the threshold in use.
         novel_lost: share of the unseen pool that the calibrated threshold gives up.
+        least_tau: what the calibrated threshold is at least.
     """
     identifier = model.identifier
     assert identifier is not None
@@ -70,7 +72,7 @@ def settle(
             progress=outcome.progress,
         )
         outcome.history.extend(epochs)
-    calibrated = calibrate(identifier, features[unseen], lost=novel_lost)
+    calibrated = calibrate(identifier, features[unseen], lost=novel_lost, least=least_tau)
     identifier.calibrated_tau.fill_(calibrated)
     identifier.tau.fill_(calibrated if tau == "calibrated" else tau)
 
@@ -170,10 +172,15 @@ def calibrate(
     features: Float[Tensor, "image feature"],
     *,
     lost: float,
+    least: float = 0.0,
 ) -> float:
     """Return the threshold that loses the share `lost` of `features` to the known side.
 
     Neither labels nor test pictures enter: `features` are of pool pictures, novel by definition,
-    that the identifier was not fitted on. The known side has no such real pictures.
+    that the identifier was not fitted on. The known side has no such real pictures: its stand-ins
+    look less novel than they do, so that `least` keeps them from being lost where known and novel
+    are hard to tell apart. With it, so few `features` that none would be lost say nothing.
     """
-    return float(torch.quantile(identifier.novelty(features), lost))
+    if least > 0 and len(features) * lost < 1:
+        return least
+    return max(least, float(torch.quantile(identifier.novelty(features), lost)))

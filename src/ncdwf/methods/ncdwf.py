@@ -83,6 +83,8 @@ class Ncdwf(Method):
     """The threshold on P(novel), or the one that `novel_lost` leads to."""
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the calibrated threshold gives up."""
+    least_tau: float = 0.0
+    """What the calibrated threshold is at least."""
 
     def __post_init__(self) -> None:
         for name in ("latents_per_class", "inversion_iterations"):
@@ -97,6 +99,10 @@ class Ncdwf(Method):
         require(
             0 < self.novel_lost < 1,
             f"config.method.novel_lost={self.novel_lost} should be between 0 and 1",
+        )
+        require(
+            0 <= self.least_tau < 1,
+            f"config.method.least_tau={self.least_tau} should be from 0 to below 1",
         )
         require(
             self.tau == "calibrated" or 0 < float(self.tau) < 1,
@@ -211,6 +217,7 @@ class Ncdwf(Method):
             weight_replay=self.weight_replay,
             tau=self.tau,
             novel_lost=self.novel_lost,
+            least_tau=self.least_tau,
         )
 
 

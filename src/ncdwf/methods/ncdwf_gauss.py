@@ -58,6 +58,8 @@ class NcdwfGauss(Method):
     """Of the fit after discovery, in which the known head is settled, too."""
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the threshold gives up."""
+    least_tau: float = 0.0
+    """What the threshold is at least."""
 
     def __post_init__(self) -> None:
         for name in ("weight_replay", "weight_distill"):
@@ -67,6 +69,8 @@ class NcdwfGauss(Method):
         require(value > 0, f"config.method.replay_ratio={value} should be above 0")
         value = self.novel_lost
         require(0 < value < 1, f"config.method.novel_lost={value} should be between 0 and 1")
+        value = self.least_tau
+        require(0 <= value < 1, f"config.method.least_tau={value} should be from 0 to below 1")
 
     def prepare(self, model: Model, num_novel: int, *, seed: int) -> tuple[Model, nn.Module]:
         """Return the model with novel heads and identifier, and teacher and memory."""
@@ -116,4 +120,5 @@ class NcdwfGauss(Method):
             weight_replay=self.weight_replay,
             tau="calibrated",
             novel_lost=self.novel_lost,
+            least_tau=self.least_tau,
         )
