@@ -236,37 +236,50 @@ def reading(values):
 def test_the_threshold_is_a_quantile_of_the_pool(lost, threshold):
     order = torch.randperm(101, generator=generator(0))
     made, features = reading((torch.arange(101.0) / 100)[order].tolist())
-    assert calibrate(made, features, lost=lost) == pytest.approx(threshold, abs=1e-6)
+    assert calibrate(made, features, features, lost=lost) == pytest.approx(threshold, abs=1e-6)
 
 
 def test_a_twentieth_of_the_pool_is_lost_if_that_is_asked_for():
     made, features = reading([i / 20 for i in range(21)])
     # The second of 21 scores: one lies below it, and a score at the threshold is novel.
-    assert calibrate(made, features, lost=0.05) == pytest.approx(0.05, abs=1e-6)
+    assert calibrate(made, features, features, lost=0.05) == pytest.approx(0.05, abs=1e-6)
 
 
 def test_one_picture_is_enough_to_calibrate():
     made, features = reading([0.3])
-    assert calibrate(made, features, lost=0.05) == pytest.approx(0.3)
+    assert calibrate(made, features, features, lost=0.05) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("least", "threshold"), [(0.0, 0.3), (0.2, 0.3), (0.9, 0.9)])
-def test_the_threshold_is_not_below_the_least(least, threshold):
+@pytest.mark.parametrize(
+    ("least", "threshold"), [(0.0, 0.2), (0.1, 0.2), (0.4, 0.4), (0.5, 0.5), (0.9, 0.5)]
+)
+def test_the_least_costs_half_of_the_pool_at_most(least, threshold):
     made, features = reading(np.linspace(0, 1, 101).tolist())
-    assert calibrate(made, features, lost=0.3, least=least) == pytest.approx(threshold, abs=1e-6)
+    found = calibrate(made, features, features, lost=0.2, least=least)
+    assert found == pytest.approx(threshold, abs=1e-6)
 
 
-@pytest.mark.parametrize(("num_images", "threshold"), [(9, 0.5), (10, 0.8)])
-def test_pictures_of_which_none_would_be_lost_leave_it_at_the_least(num_images, threshold):
-    made, features = reading([0.8] * num_images)
-    assert calibrate(made, features, lost=0.1, least=0.5) == pytest.approx(threshold, abs=1e-6)
+@pytest.mark.parametrize("lost", [0.2, 0.6])
+def test_what_is_asked_for_may_cost_more_than_half(lost):
+    made, features = reading(np.linspace(0, 1, 101).tolist())
+    found = calibrate(made, features, features, lost=lost, least=0.1)
+    assert found == pytest.approx(lost, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_unseen", "of_the_pool", "threshold"), [(9, 0.6, 0.6), (9, 0.9, 0.8), (10, 0.6, 0.8)]
+)
+def test_few_unseen_pictures_lose_no_more_than_the_whole_pool(num_unseen, of_the_pool, threshold):
+    made, features = reading([0.8] * num_unseen + [of_the_pool] * 90)
+    found = calibrate(made, features[:num_unseen], features, lost=0.1)
+    assert found == pytest.approx(threshold, abs=1e-6)
 
 
 def test_thresholds_close_to_one_keep_their_precision():
     made, features = identifier(), pool()
     with torch.no_grad():
         made.layers[-1].bias.fill_(25.0)  # 1 - P(novel) is about 1e-11
-    tau = calibrate(made, features, lost=0.05)
+    tau = calibrate(made, features, features, lost=0.05)
     lost = (made.novelty(features) < tau).double().mean().item()
     assert tau < 1
     assert lost == pytest.approx(0.05, abs=0.01)
@@ -275,7 +288,7 @@ def test_thresholds_close_to_one_keep_their_precision():
 def test_calibration_accepts_what_the_identifier_learnt_and_changes_nothing():
     made = fitted()
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
-    tau = calibrate(made, pool(200, seed=5), lost=0.05)
+    tau = calibrate(made, pool(200, seed=5), pool(200, seed=5), lost=0.05)
     assert all(torch.equal(before[name], tensor) for name, tensor in made.state_dict().items())
     accepted = (made.novelty(pool(500, seed=6)) >= tau).double().mean().item()
     assert accepted == pytest.approx(0.95, abs=0.04)
@@ -364,9 +377,13 @@ def test_settling_sets_both_thresholds(known_model, split, tau):
 
 @pytest.mark.parametrize("tau", ["calibrated", 0.4])
 def test_the_least_is_of_the_calibrated_threshold(known_model, split, tau):
-    model = settled(known_model, split.pool_images, tau=tau, least_tau=1 - 1e-12)
-    assert float(model.identifier.calibrated_tau) == 1 - 1e-12
-    assert model.tau == (1 - 1e-12 if tau == "calibrated" else tau)
+    images = split.pool_images
+    model = settled(known_model, images, tau=tau, least_tau=1 - 1e-12)
+    rows, _ = divide(len(images), 0)
+    novelty = model.identifier.novelty(model.features(images[rows]))
+    median = float(novelty.detach().quantile(0.5))
+    assert float(model.identifier.calibrated_tau) == pytest.approx(median, rel=1e-9)
+    assert model.tau == (pytest.approx(median, rel=1e-9) if tau == "calibrated" else tau)
 
 
 def test_settling_adds_its_epochs_to_the_history(known_model, split):

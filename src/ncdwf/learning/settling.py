@@ -49,7 +49,7 @@ def settle(
         weight_replay: 0 leaves the known head alone.
         tau: the threshold in use.
         novel_lost: share of the unseen pool that the calibrated threshold gives up.
-        least_tau: what the calibrated threshold is at least.
+        least_tau: what the calibrated threshold is at least, unless that loses half of the pool.
     """
     identifier = model.identifier
     assert identifier is not None
@@ -72,7 +72,7 @@ def settle(
             progress=outcome.progress,
         )
         outcome.history.extend(epochs)
-    calibrated = calibrate(identifier, features[unseen], lost=novel_lost, least=least_tau)
+    calibrated = calibrate(identifier, features[unseen], features, lost=novel_lost, least=least_tau)
     identifier.calibrated_tau.fill_(calibrated)
     identifier.tau.fill_(calibrated if tau == "calibrated" else tau)
 
@@ -170,6 +170,7 @@ def fit_heads(
 def calibrate(
     identifier: KnownClassIdentifier,
     features: Float[Tensor, "image feature"],
+    pool: Float[Tensor, "picture feature"],
     *,
     lost: float,
     least: float = 0.0,
@@ -177,10 +178,15 @@ def calibrate(
     """Return the threshold that loses the share `lost` of `features` to the known side.
 
     Neither labels nor test pictures enter: `features` are of pool pictures, novel by definition,
-    that the identifier was not fitted on. The known side has no such real pictures: its stand-ins
-    look less novel than they do, so that `least` keeps them from being lost where known and novel
-    are hard to tell apart. With it, so few `features` that none would be lost say nothing.
+    that the identifier was not fitted on. If they are so few that none should be lost, chance
+    rules the lowest of them, and the threshold loses no more than that share of the whole `pool`.
+
+    The known side has no such real pictures: its stand-ins look less novel than they do. Where
+    known and novel are hard to tell apart, `least` keeps them from being lost; it costs half of
+    the `features` at most.
     """
-    if least > 0 and len(features) * lost < 1:
-        return least
-    return max(least, float(torch.quantile(identifier.novelty(features), lost)))
+    novelty = identifier.novelty(features)
+    found = torch.quantile(novelty, lost)
+    if len(features) * lost < 1:
+        found = found.minimum(torch.quantile(identifier.novelty(pool), lost))
+    return max(float(found), min(least, float(torch.quantile(novelty, 0.5))))

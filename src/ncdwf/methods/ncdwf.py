@@ -84,7 +84,7 @@ class Ncdwf(Method):
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the calibrated threshold gives up."""
     least_tau: float = 0.0
-    """What the calibrated threshold is at least."""
+    """What the calibrated threshold is at least, if half of those pictures stay novel."""
 
     def __post_init__(self) -> None:
         for name in ("latents_per_class", "inversion_iterations"):

@@ -59,7 +59,7 @@ class NcdwfGauss(Method):
     novel_lost: float = 0.2
     """Share of unseen pool pictures that the threshold gives up."""
     least_tau: float = 0.0
-    """What the threshold is at least."""
+    """What the threshold is at least, if half of those pictures stay novel."""
 
     def __post_init__(self) -> None:
         for name in ("weight_replay", "weight_distill"):
