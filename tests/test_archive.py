@@ -147,6 +147,11 @@ def test_a_rewritten_model_with_the_right_sums_loads(copied):
         (lambda d: d.pop("known_names"), "known_names"),
         (lambda d: d.update(known_names=["one"]), "does not name every class once"),
         (lambda d: d.update(novel_names=[]), "does not name every class once"),
+        (lambda d: d.update(known_names=["one", "one"]), "does not name every class once"),
+        (
+            lambda d: d.update(known_names=["one", d["novel_names"][0]]),
+            "does not name every class once",
+        ),
         (lambda d: d.update(known_names=[1, 2]), "a name is not a string"),
         (lambda d: d.update(known_names=7), "not iterable"),
     ],

@@ -310,6 +310,11 @@ def test_class_names_must_match(config: Config) -> None:
         learn_known(PICTURES, LABELS, config, class_names=("a", "b", "c"))
 
 
+def test_a_name_is_that_of_one_class(config: Config) -> None:
+    with pytest.raises(InputError, match="two classes are called 'a'"):
+        learn_known(PICTURES, LABELS, config, class_names=("a", "a"))
+
+
 def test_a_class_of_one_picture_is_refused_before_training(split: Split, short: Config) -> None:
     labels = torch.tensor([0, 1, 0, 1, 0, 2])
     with pytest.raises(InputError, match="class 2 has one picture"):

@@ -51,8 +51,7 @@ def learn_known(
     labels = as_labels(labels, len(images))
     num_known = int(labels.max()) + 1
     names = class_names or tuple(str(label) for label in range(num_known))
-    if len(names) != num_known:
-        raise InputError(f"{len(names)} class names do not match {num_known} known classes")
+    _check_names(names, num_known)
     settings, device = config.supervised, choose_device(config.device)
     training, held_out = held_out_indices(labels, settings.holdout, seed=config.seed)
     if settings.statistics_from == "held-out":
@@ -112,6 +111,13 @@ def learn_known(
         train_images, train_labels = images[held_out], labels[held_out]
     _measure(model, train_images, train_labels, config)
     return model.eval()
+
+
+def _check_names(names: tuple[str, ...], num_known: int) -> None:
+    if len(names) != num_known:
+        raise InputError(f"{len(names)} class names do not match {num_known} known classes")
+    if len(set(names)) < num_known:
+        raise InputError(f"two classes are called {max(names, key=names.count)!r}")
 
 
 def _new_model(

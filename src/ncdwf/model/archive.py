@@ -90,7 +90,8 @@ def _parsed(content: dict[str, Any]) -> Description:
     require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
     num_novel = 0 if architecture.novel is None else architecture.novel.num_novel
     counts = (len(known), len(novel)) == (architecture.num_known, num_novel)
-    require(counts, "it does not name every class once")
+    is_unique = len({*known, *novel}) == len(known) + len(novel)
+    require(counts and is_unique, "it does not name every class once")
     return Description(architecture=architecture, known_names=known, novel_names=novel)
 
 
