@@ -153,7 +153,8 @@ def test_a_rewritten_model_with_the_right_sums_loads(copied):
             "does not name every class once",
         ),
         (lambda d: d.update(known_names=[1, 2]), "a name is not a string"),
-        (lambda d: d.update(known_names=7), "not iterable"),
+        (lambda d: d.update(known_names=7), "names of classes are no list"),
+        (lambda d: d.update(known_names="ab"), "names of classes are no list"),
     ],
 )
 def test_descriptions_of_impossible_models_are_refused(copied, change, message):

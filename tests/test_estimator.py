@@ -1491,3 +1491,16 @@ def test_five_digits_are_discovered_in_vectors_of_64_numbers():
         novel.append(pairs[linear_sum_assignment(-pairs)].sum() / pairs.sum())
     assert 100 * np.mean(known) >= 97
     assert 100 * np.mean(novel) >= 88
+
+
+def test_columns_are_refused_before_anything_is_learnt(monkeypatch):
+    finder = short().fit(X, Y)
+    before = state(finder)
+
+    def refuse(estimator, columns):
+        raise InputError("such columns")
+
+    monkeypatch.setattr("ncdwf.estimator.remember_columns", refuse)
+    with pytest.raises(InputError, match="such columns"):
+        finder.fit(X[:, :3], Y)
+    assert state(finder) == before

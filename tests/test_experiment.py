@@ -311,3 +311,21 @@ def test_a_model_without_its_run_claims_nothing_about_its_training(
     recorded = storage.read_json(run.path / "scores.json")
     assert recorded["epochs"] == [None, config.discovery.optim.epochs]
     assert (recorded["variant"], recorded["seconds"][0]) == ("custom", 0)
+
+
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/discovery"])
+def test_a_link_in_the_place_of_checkpoints_leads_to_nothing_that_is_removed(
+    tmp_path: Path, finished_run: Path, link: str
+) -> None:
+    precious = tmp_path / "precious" / "discovery"
+    precious.mkdir(parents=True)
+    (precious / "thesis.txt").write_text("all of it")
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    (run / "model.json").unlink()
+    place = run / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(precious if link.endswith("discovery") else precious.parent)
+    with pytest.raises(InputError, match="is a link"):
+        execute(Run.open(run))
+    assert (precious / "thesis.txt").read_text() == "all of it"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -311,3 +312,25 @@ def test_workers_are_bare_and_end_with_the_program(many, tmp_path, sent):
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(is_running, workers))
+
+
+def test_threads_that_start_workers_leave_the_main_module_alone():
+    main = sys.modules["__main__"]
+    first_is_in, second_may_go = threading.Event(), threading.Event()
+
+    def first():
+        with gathering._bare_start():
+            first_is_in.set()
+            second_may_go.wait(0.2)
+
+    def second():
+        first_is_in.wait()
+        with gathering._bare_start():
+            pass
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.modules["__main__"] is main

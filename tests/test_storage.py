@@ -449,3 +449,39 @@ def test_a_lock_is_given_back_after_an_error(tmp_path):
         raise KeyError
     with storage.locked(tmp_path):
         assert (tmp_path / ".lock").is_file()
+
+
+def test_what_is_no_plain_file_is_no_lock(tmp_path):
+    os.mkfifo(tmp_path / storage.LOCK_FILE)  # opening it would wait for ever
+    with pytest.raises(InputError, match="no plain file"), storage.locked(tmp_path):
+        pass
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / storage.LOCK_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="no plain file"), storage.locked(tmp_path / "linked"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_huge_description_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "huge.json"
+    path.touch()
+    os.truncate(path, 60 * 2**30)  # of holes: it takes no disk
+
+    def read(self):
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(InputError, match="64424509440 bytes, too many"):
+        storage.read_json(path)
+
+
+def test_a_file_larger_than_memory_is_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+
+    def read(self):
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(InputError, match="has 3 bytes, more than memory"):
+        storage.read_bytes(path)

@@ -133,6 +133,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         if len(inputs) != len(labels):
             raise InputError(f"{len(labels)} labels do not match {len(inputs)} rows of X")
         classes, codes = known_classes(labels)
+        columns = X if inputs.ndim == 2 else None
+        remember_columns(NovelClassDiscoverer(), columns)  # refused before anything is learnt
         module = self.backbone if isinstance(self.backbone, nn.Module) else None
         has_gpu = self._has_gpu()
         base = own_data(
@@ -152,7 +154,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             class_names=tuple(map(str, classes.tolist())),
             backbone=module,
         )
-        remember_columns(self, X if inputs.ndim == 2 else None)
+        remember_columns(self, columns)
         self._base, self._drawn_from, self.config_ = base, self.random_state, config
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
         self.num_known_ = len(classes)

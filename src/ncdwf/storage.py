@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -85,12 +86,20 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def read_bytes(path: Path, *, expected: str | None = None) -> bytes:
-    """Return the content of a plain file; refuse it if its sha256 is not `expected`."""
+def read_bytes(path: Path, *, expected: str | None = None, limit: int = sys.maxsize) -> bytes:
+    """Return the content of a plain file; refuse it if its sha256 is not `expected`.
+
+    A file of more than `limit` bytes is refused before it is read.
+    """
     try:
         if not path.is_file():
             raise InputError(f"{path} is not a file" if path.exists() else f"{path} is missing")
+        num_bytes = path.stat().st_size
+        if num_bytes > limit:
+            raise InputError(f"{path} has {num_bytes} bytes, too many for a description")
         data = path.read_bytes()
+    except MemoryError as error:
+        raise InputError(f"{path} has {num_bytes} bytes, more than memory has room for") from error
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
     if expected is not None and sha256(data) != expected:
@@ -100,10 +109,7 @@ def read_bytes(path: Path, *, expected: str | None = None) -> bytes:
 
 def read_json(path: Path, *, expected: str | None = None) -> Any:
     """Return the JSON value in `path`; refuse duplicate keys, NaN and anything over 64 MiB."""
-    data = read_bytes(path, expected=expected)
-    if len(data) > MAX_JSON_BYTES:
-        raise InputError(f"{path} has {len(data)} bytes, too many for a description")
-    return parse_json(data, path)
+    return parse_json(read_bytes(path, expected=expected, limit=MAX_JSON_BYTES), path)
 
 
 def parse_json(data: bytes, path: Path) -> Any:
@@ -207,6 +213,8 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
 def _lock_file(directory: Path, *, wait: bool) -> TextIO:
     """Return the open lock file of `directory`, held until it is closed."""
     path = make_directory(directory) / LOCK_FILE
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise InputError(f"{path} is no plain file, as a lock is; delete it")
     with _explained(path):
         file = path.open("a")
     try:

@@ -7,6 +7,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -233,6 +234,10 @@ def _workers(canvas: Canvas, num_workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
+_STARTING = threading.Lock()
+"""Threads start their workers one after the other: each would take the other's main module."""
+
+
 @contextmanager
 def _bare_start() -> Iterator[None]:
     """Have the processes that start meanwhile begin with nothing but what they are sent.
@@ -241,14 +246,15 @@ def _bare_start() -> Iterator[None]:
     torch, or a script that would start everything anew. It has no use for it. It also inherits
     which signals are blocked: Ctrl-C is for the parent, which ends its workers.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with _STARTING:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _close_gaps(rows: NDArray[np.uint8], kept: Sequence[int]) -> None:

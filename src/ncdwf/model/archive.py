@@ -86,7 +86,9 @@ def _to_bytes(description: Description, weights_sha256: str) -> bytes:
 
 def _parsed(content: dict[str, Any]) -> Description:
     architecture = from_dict(Architecture, content["architecture"], where="architecture")
-    known, novel = (tuple(content[key]) for key in ("known_names", "novel_names"))
+    lists = [content[key] for key in ("known_names", "novel_names")]
+    require(all(isinstance(names, list) for names in lists), "names of classes are no list")
+    known, novel = map(tuple, lists)
     require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
     num_novel = 0 if architecture.novel is None else architecture.novel.num_novel
     counts = (len(known), len(novel)) == (architecture.num_known, num_novel)

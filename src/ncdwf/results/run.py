@@ -172,6 +172,9 @@ class Run:
         """
         content = storage.read_bytes(self.path / CONFIG_FILE)
         directory = self._checkpoints_dir(phase)
+        for place in (directory.parent, directory):
+            if place.is_symlink():  # they are removed in the end, and so would be what it leads to
+                raise InputError(f"{place} is a link; checkpoints lie in the run itself")
         checkpoints = Checkpoints(
             directory,
             seconds=self.config.checkpoint_seconds,
