@@ -316,17 +316,18 @@ def test_workers_are_bare_and_end_with_the_program(many, tmp_path, sent):
 
 def test_threads_that_start_workers_leave_the_main_module_alone():
     main = sys.modules["__main__"]
-    first_is_in, second_may_go = threading.Event(), threading.Event()
+    first_is_in, first_is_out = threading.Event(), threading.Event()
 
     def first():
         with gathering._bare_start():
             first_is_in.set()
-            second_may_go.wait(0.2)
+            time.sleep(0.2)  # the second comes in meanwhile, if it can
+        first_is_out.set()
 
     def second():
         first_is_in.wait()
         with gathering._bare_start():
-            pass
+            first_is_out.wait()
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     for thread in threads:

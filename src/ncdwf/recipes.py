@@ -32,10 +32,10 @@ PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
 FEWEST_SETTLING_STEPS, MOST_SETTLING_STEPS = 400, 6_000
 """Of the fit after discovery. After fewer an identifier calls every picture as likely known as
 novel; the digits take 480, the largest pool of CIFAR 4,200."""
-LEAST_TAU = 0.9
-"""Of vectors and small networks: what is called novel is at least as likely to be (decision 15)."""
 LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 """The same for other networks, with and without a GPU: minutes, or about an hour."""
+LEAST_TAU = 0.9
+"""Of vectors and small networks: what is called novel is at least as likely to be (decision 15)."""
 
 
 def _digits(setting: str, num_novel: int, method: str) -> Config:

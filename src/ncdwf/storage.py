@@ -213,9 +213,9 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
 def _lock_file(directory: Path, *, wait: bool) -> TextIO:
     """Return the open lock file of `directory`, held until it is closed."""
     path = make_directory(directory) / LOCK_FILE
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise InputError(f"{path} is no plain file, as a lock is; delete it")
     with _explained(path):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InputError(f"{path} is no plain file, as a lock is; delete it")
         file = path.open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
