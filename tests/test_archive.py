@@ -5,16 +5,19 @@ import errno
 import json
 import os
 import shutil
+import sys
 import time
+import types
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_model import SHAPE, refused, same_weights, whole_model
+from torch import nn
 
 from ncdwf import storage
-from ncdwf.errors import InputError, StorageError
+from ncdwf.errors import InputError, NonFiniteError, StorageError
 from ncdwf.model import Model, NovelHead
 from ncdwf.model.archive import DESCRIPTION_FILE, FORMAT, WEIGHTS_FILE
 
@@ -143,7 +146,13 @@ def test_a_rewritten_model_with_the_right_sums_loads(copied):
         (lambda d: d["architecture"].update(temperature=0), "temperature=0.0"),
         (lambda d: d["architecture"].update(spread="wide"), "spread='wide' is not one of"),
         (lambda d: d["architecture"]["novel"].update(num_heads=0), "novel="),
-        (lambda d: d["architecture"].update(input_shape=[2**62, 4, 4]), ""),
+        (lambda d: d["architecture"].update(input_shape=[2**62, 4, 4]), "input_shape=(4611"),
+        # Small files that would ask for much memory: no picture is so large.
+        (lambda d: d["architecture"].update(input_shape=[1, 15000, 15000]), "up to 4096"),
+        (lambda d: d["architecture"].update(input_shape=[1, 4, 4097]), "up to 4096"),
+        (lambda d: d["architecture"].update(input_shape=[2, 4, 4]), "1 or 3 channels"),
+        (lambda d: d["architecture"].update(input_shape=[1, 4]), "input_shape=(1, 4) should be"),
+        (lambda d: d["architecture"].update(input_shape=[0]), "input_shape=(0,) should be above 0"),
         (lambda d: d.pop("known_names"), "known_names"),
         (lambda d: d.update(known_names=["one"]), "does not name every class once"),
         (lambda d: d.update(novel_names=[]), "does not name every class once"),
@@ -179,6 +188,10 @@ def test_weights_are_never_read_unchecked(copied, change):
         ("known_head.prototypes", lambda t: t.double(), "holds torch.float64 in known_head"),
         ("known_head.prototypes", lambda t: t.long(), "holds torch.int64 in known_head"),
         ("extra", lambda t: torch.zeros(1), "does not fit"),
+        ("extra", lambda t: torch.zeros(1).to(torch.float8_e4m3fn), "something else, 'extra'"),
+        ("known_head.prototypes", lambda t: t.to(torch.float8_e4m3fn), "holds torch.float8_e4m3fn"),
+        ("backbone.normalise.std", lambda t: t * 0, "that is not above 0"),
+        ("backbone.layers.1.running_var", lambda t: t - 2, "running_var below 0"),
         ("best_head", lambda t: t + 2, "names a best head that is not there"),
         ("best_head", lambda t: t - 1, "names a best head that is not there"),
     ],
@@ -197,6 +210,45 @@ def test_missing_weights_are_refused(copied):
     assert "novel_head.prototypes" in refused(copied, WEIGHTS_FILE)
     (copied / WEIGHTS_FILE).unlink()
     assert "is missing" in refused(copied, WEIGHTS_FILE)
+
+
+def test_the_line_about_many_wrong_tensors_is_short(copied):
+    extra = {f"{number:0200}": torch.zeros(0) for number in range(1000)}
+    rewrite(copied, lambda d: None, {**whole_model().state_dict(), **extra})
+    assert len(refused(copied, WEIGHTS_FILE)) < 300 + len(str(copied))
+
+
+def test_weights_that_are_too_large_give_an_error_and_no_answer(copied):
+    tensors = {n: t.clone() for n, t in whole_model().state_dict().items()}
+    tensors["backbone.normalise.std"].fill_(1e-38)
+    tensors["backbone.layers.14.weight"] *= 1e6
+    rewrite(copied, lambda d: None, tensors)
+    model = Model.load(copied)
+    pictures = torch.arange(48, dtype=torch.uint8).reshape(3, *model.architecture.input_shape)
+    with pytest.raises(NonFiniteError, match="the model answers NaN"):
+        model.predict(pictures)
+
+
+def test_a_network_of_timm_is_built_once_the_weights_fit_it(copied, monkeypatch):
+    devices = []
+
+    def create_model(name, *, num_classes, in_chans):
+        layer = nn.Conv2d(in_chans, 7, 1)
+        devices.append(layer.weight.device.type)
+        return layer
+
+    fake = types.ModuleType("timm")
+    fake.is_model, fake.create_model = lambda name: True, create_model
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    small = Model.create(dataclasses.replace(SHAPE, backbone="timm:giant"), ("a", "b"), seed=0)
+    small.save(copied / "fits")
+    assert devices == ["cpu"]
+    loaded = Model.load(copied / "fits")
+    assert devices == ["cpu", "meta", "cpu"]
+    assert same_weights(loaded, small)
+    rewrite(copied, lambda d: d["architecture"].update(backbone="timm:giant"))
+    assert "does not fit" in refused(copied, WEIGHTS_FILE)
+    assert devices == ["cpu", "meta", "cpu", "meta"]
 
 
 def test_weights_of_another_model_are_refused(copied, tmp_path):

@@ -1,14 +1,23 @@
 """Checkpoints: when they are written, which are kept, and what is refused."""
 
+import json
+import re
+import shutil
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from conftest import Stop, StopAfter, fingerprint, timeless
+from safetensors.torch import load
 from test_loop import OPTIM, STEPS, Net, every_step, kept, run_net
+from torch import Tensor
 
+from ncdwf import storage
 from ncdwf.errors import InputError
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import Quiet
@@ -139,6 +148,61 @@ def test_training_refuses_a_damaged_checkpoint_and_goes_on_once_it_is_deleted(
     run_net(resumed, checkpoints=every_step(tmp_path))
     run_net(whole)
     assert fingerprint(resumed) == fingerprint(whole)
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> None:
+    """Change the newest checkpoint as someone would who knows how its sums are made."""
+    newest = sorted(directory.iterdir())[-1]
+    position = json.loads((newest / "position.json").read_text())
+    tensors = load((newest / "state.safetensors").read_bytes())
+    change(position, tensors)
+    files = {
+        "state.safetensors": storage.to_tensor_bytes(tensors),
+        "position.json": storage.to_json_bytes(position),
+    }
+    shutil.rmtree(newest)
+    storage.commit_directory(newest, files)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p, t: p.pop("history"), "lacks history"),
+        (lambda p, t: p.update(epoch="1"), "epoch='1' should be int"),
+        (lambda p, t: p.update(epoch=7), "the history has 1 epochs"),
+        (lambda p, t: p.update(step=-1), "position.step=-1 should be 0 or more"),
+        (lambda p, t: p["history"][0].pop("lr"), "history of the checkpoint lacks lr"),
+        (lambda p, t: p.update(terms=[*p["terms"], "more"]), "lacks the sum of a term"),
+        (lambda p, t: p.update(terms=p["terms"][1:]), "it holds something else, 'sum.fit'"),
+        (lambda p, t: t.pop("module.linear.weight"), "it lacks 'module.linear.weight'"),
+        (lambda p, t: t.pop("momentum.linear.bias"), "it lacks 'momentum.linear.bias'"),
+        (lambda p, t: t.update(other=t["sum.fit"]), "it holds something else, 'other'"),
+        (lambda p, t: t.update({"module.linear.bias": t["sum.fit"]}), "it holds () in module.lin"),
+        (lambda p, t: t["module.linear.bias"].fill_(torch.nan), "NaN or infinite values"),
+        (lambda p, t: t["sum.fit"].fill_(torch.nan), "NaN or infinite values in sum.fit"),
+    ],
+)
+def test_a_checkpoint_with_the_right_sums_and_other_content_is_refused(
+    tmp_path: Path,
+    change: Callable[[dict[str, Any], dict[str, Tensor]], None],
+    words: str,
+) -> None:
+    with pytest.raises(Stop):
+        run_net(Net(), checkpoints=every_step(tmp_path), progress=StopAfter(STEPS + 3))
+    rewrite(tmp_path, lambda position, tensors: None)
+    every_step(tmp_path).latest("test")  # or the sums alone would be refused below
+    rewrite(tmp_path, change)
+    net = Net()
+    before = fingerprint(net)
+    with pytest.raises(InputError, match=re.escape(words)):
+        run_net(net, checkpoints=every_step(tmp_path))
+    assert fingerprint(net) == before
+
+
+def test_a_checkpoint_whose_manifest_names_no_file_is_refused(tmp_path: Path) -> None:
+    storage.commit_directory(tmp_path / "test-000001-00000000", {})
+    with pytest.raises(InputError, match="holds other files; delete "):
+        run_net(Net(), checkpoints=every_step(tmp_path))
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
+from ncdwf.config import MOST
 from ncdwf.data.augment import Views
 from ncdwf.errors import InputError
-from ncdwf.learning.clustering import MOST, Clustering, cluster, cluster_terms, encode
+from ncdwf.learning.clustering import Clustering, cluster, cluster_terms, encode
 from ncdwf.learning.losses import partial_sinkhorn, sinkhorn
 from ncdwf.model import Architecture, Model, NovelHead
 from ncdwf.noise import generator

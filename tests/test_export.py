@@ -343,7 +343,7 @@ def test_weights_that_are_no_numbers_are_not_written(path):
     with torch.no_grad():
         model.known_head.prototypes.fill_(torch.nan)
         model.identifier.tau.fill_(1)
-    refused(model, path, "differ by nan")
+    refused(model, path, "is not written: the model answers NaN")
 
 
 def test_a_file_that_cannot_be_run_is_not_written(path, monkeypatch):

@@ -569,7 +569,7 @@ def final_state(directory: Path) -> tuple[dict[str, bytes], list[str]]:
     latest = every_step(directory).latest("test")
     assert latest is not None
     tensors, position = latest
-    assert (position["epoch"], position["step"]) == (EPOCHS, 0)
+    assert (position.epoch, position.step) == (EPOCHS, 0)
     return {name: t.numpy().tobytes() for name, t in tensors.items()}, sorted(tensors)
 
 

@@ -405,6 +405,7 @@ def test_joint_softmax_lets_latents_reach_the_novel_heads(
         ("ncdwf-gauss", {"weight_replay": -1.0}, "weight_replay=-1.0"),
         ("ncdwf-gauss", {"weight_distill": -1.0}, "weight_distill=-1.0"),
         ("ncdwf-gauss", {"replay_ratio": 0.0}, "replay_ratio=0.0"),
+        ("ncdwf", {"replay_ratio": 65537.0}, "replay_ratio=65537.0"),
         ("ncdwf-gauss", {"novel_lost": 0.0}, "novel_lost=0.0"),
     ],
 )

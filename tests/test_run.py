@@ -60,6 +60,37 @@ def test_files_of_others_in_the_directory_stay(tmp_path: Path, tiny: Config) -> 
         assert (tmp_path / name).read_text() == "mine"
 
 
+@pytest.mark.parametrize("content", ["[]", '{"later": 5}', '{"later": [3]}', '{"later": {}}'])
+def test_an_environment_that_tells_nothing_is_refused(
+    tmp_path: Path, tiny: Config, content: str
+) -> None:
+    run = Run.create(tmp_path / "run", tiny)
+    (run.path / "env.json").write_text(content)
+    with pytest.raises(InputError, match=r"env\.json does not tell what a run was made with"):
+        run.note_environment()
+
+
+def test_a_damaged_history_is_refused_before_anything_is_learnt(
+    tmp_path: Path, tiny: Config
+) -> None:
+    run = Run.create(tmp_path / "run", tiny)
+    (run.path / "history.jsonl").write_text('{"phase": 3}')
+    with pytest.raises(InputError, match=r"history\.jsonl"), run.checkpoints("supervised"):
+        pytest.fail("a phase began")
+
+
+@pytest.mark.parametrize("name", ["supervised", "snapshots", "checkpoints"])
+def test_a_run_with_a_link_in_the_place_of_a_folder_is_refused(
+    tmp_path: Path, tiny: Config, name: str
+) -> None:
+    run = Run.create(tmp_path / "run", tiny)
+    (tmp_path / "elsewhere").mkdir()
+    (run.path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=f"{name} is a link"), run.checkpoints("discovery"):
+        pytest.fail("a phase began")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_what_a_run_went_on_with_is_told_beside_what_it_began_with(
     tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, shown
 
 SETTING_NAME = re.compile(
     r"(?P<data>[a-z]+[0-9]*)-(?P<known>[0-9]{1,6})-(?P<novel>[0-9]{1,6})"
@@ -24,6 +24,10 @@ times the pictures of its smallest."""
 UNSEEN = 10
 """One picture of a pool in so many is kept out of the fit after discovery, for the threshold."""
 
+LARGEST_IMAGE_SIZE = 4096
+"""No side of a picture makes sense beyond this, whoever asks for it."""
+MOST = 2**16
+"""No count makes sense beyond this; a slip of the finger should not fill the memory."""
 EPOCH_LIMIT = 1_000_000
 """Nobody waits for more; a slip of the finger should not run for ever."""
 Engine = Literal["auto", "eager", "compiled", "captured"]
@@ -34,6 +38,20 @@ def require(condition: bool, message: str) -> None:
     """Raise an `InputError` with `message` unless `condition` holds."""
     if not condition:
         raise InputError(message)
+
+
+def require_count(name: str, value: int, least: int, most: int = MOST) -> None:
+    """Refuse a number of things that makes no sense."""
+    require(least <= value <= most, f"{name}={value} should be from {least} to {most}")
+
+
+def require_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse what is no shape of a picture: channels, height and width."""
+    most = LARGEST_IMAGE_SIZE
+    require(
+        len(shape) == 3 and shape[0] in (1, 3) and 1 <= min(shape) <= max(shape) <= most,
+        f"{name}={shown(shape)} should be 1 or 3 channels, height and width, up to {most}",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +90,11 @@ class View:
     """Normal noise on vectors, relative to how much each number varies."""
 
     def __post_init__(self) -> None:
-        for name in ("shift", "rotation", "padding", "size", "noise"):
+        for name in ("shift", "rotation", "noise"):
             value = getattr(self, name)
             require(value >= 0, f"view.{name}={value} should be 0 or more")
+        for name in ("padding", "size"):
+            require_count(f"view.{name}", getattr(self, name), 0, LARGEST_IMAGE_SIZE)
         require(0 <= self.scale < 1, f"view.scale={self.scale} should be from 0 to below 1")
         shares = ("resized", "jitter", "solarise", "equalise")
         for name in (*shares, "brightness", "contrast", "saturation"):
@@ -132,7 +152,8 @@ class Supervised:
     """Richer spreads replay better and leak more about who was in the labelled data."""
 
     def __post_init__(self) -> None:
-        require(self.num_views >= 1, f"supervised.num_views={self.num_views} should be 1 or more")
+        for name in ("num_views", "statistics_views"):
+            require_count(f"supervised.{name}", getattr(self, name), 1)
         require(self.temperature > 0, f"supervised.temperature={self.temperature} should be > 0")
         require(
             0 <= self.holdout <= 0.5, f"supervised.holdout={self.holdout} should be from 0 to 0.5"
@@ -140,10 +161,6 @@ class Supervised:
         require(
             self.statistics_from != "held-out" or self.holdout > 0,
             "supervised.statistics_from='held-out' needs supervised.holdout above 0",
-        )
-        require(
-            self.statistics_views >= 1,
-            f"supervised.statistics_views={self.statistics_views} should be 1 or more",
         )
 
 
@@ -170,8 +187,8 @@ class Discovery:
             0 <= self.backbone_rate <= 1,
             f"discovery.backbone_rate={self.backbone_rate} should be from 0 to 1",
         )
-        require(self.num_large >= 2, f"discovery.num_large={self.num_large} should be 2 or more")
-        require(self.num_small >= 0, f"discovery.num_small={self.num_small} should be 0 or more")
+        require_count("discovery.num_large", self.num_large, 2)
+        require_count("discovery.num_small", self.num_small, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +203,9 @@ class OwnData:
     """Folders and files without labels."""
     strict: bool = False
     """Refuse all if one cannot be read; otherwise it is skipped."""
+
+    def __post_init__(self) -> None:
+        require_shape("own.shape", self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

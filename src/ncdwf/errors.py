@@ -1,6 +1,8 @@
 """What can go wrong in a way that the reader of the message can mend: one line each."""
 
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 STEERING = ("Cc", "Cs", "Zl", "Zp")
 """Categories of characters that no name needs: control characters, bytes that are no text, ends of
@@ -26,7 +28,25 @@ class StorageError(NcdwfError, OSError):
 
 
 class NonFiniteError(NcdwfError, ArithmeticError):
-    """A loss term or a gradient became NaN or infinite; nothing of that step was kept."""
+    """A loss term, a gradient or an answer is NaN or infinite; nothing of it was kept."""
+
+
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+"""What PyTorch says, on a GPU and on a CPU, where it has no error of its own."""
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turn the errors by which memory runs out into one line that says what needs less."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(s in str(error) for s in NO_MEMORY):
+            raise
+        raise InputError(
+            "this needs more memory than there is; smaller batches (optim.batch_size), smaller "
+            "pictures, fewer views or a smaller network need less"
+        ) from error
 
 
 def shown(value: object) -> str:

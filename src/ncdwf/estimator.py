@@ -21,7 +21,7 @@ from torch import nn
 
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import storage
-from ncdwf.config import Config, Device, from_dict, override, require
+from ncdwf.config import LARGEST_IMAGE_SIZE, Config, Device, from_dict, override, require
 from ncdwf.data.inputs import Inputs
 from ncdwf.data.xy import (
     as_names,
@@ -46,7 +46,6 @@ from ncdwf.model import Model
 from ncdwf.model.archive import DESCRIPTION_FILE
 from ncdwf.model.backbone import CUSTOM
 from ncdwf.recipes import (
-    LARGEST_IMAGE_SIZE,
     LARGEST_SIDE,
     fit_discovery,
     fit_supervised,

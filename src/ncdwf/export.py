@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ncdwf import __version__, storage
-from ncdwf.errors import InputError, NcdwfError, first_line
+from ncdwf.errors import InputError, NcdwfError, NonFiniteError, first_line
 from ncdwf.model import Model
 from ncdwf.model.heads import CosineHead, MultiHead
 from ncdwf.noise import generator
@@ -214,6 +214,8 @@ def _check(runtime: Any, data: bytes, model: Model, path: Path) -> None:
     try:
         session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         batches = [_difference(session, model, number) for number in CHECKED_BATCHES]
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{path} is not written: {error}") from error
     except Exception as error:  # those of onnxruntime have no other base
         raise NcdwfError(
             f"{path} is not written, onnxruntime cannot run it: {first_line(error)}"

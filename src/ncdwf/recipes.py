@@ -17,8 +17,6 @@ SMALL_SIDE = 12
 """Pictures up to this side are read by the small network, also on a GPU."""
 LARGEST_SIDE = {True: 64, False: 32}
 """Larger pictures are scaled down to this side, with and without a GPU."""
-LARGEST_IMAGE_SIZE = 4096
-"""No side makes sense beyond this, whoever asks for it."""
 COLOURS = 3
 """Only colour pictures are mirrored: grey ones are often of writing, which nobody sees so."""
 SUPERVISED, DISCOVERY = 0, 1

@@ -23,11 +23,12 @@ from typing import Any, TextIO
 
 import numpy as np
 import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ncdwf.errors import InputError, InUseError, StorageError, first_line
+from ncdwf.errors import InputError, InUseError, StorageError, first_line, shown
 
 MANIFEST = "manifest.json"
 LOCK_FILE = ".lock"
@@ -137,6 +138,25 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} is not a safetensors file: {first_line(error)}") from error
+
+
+def check_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse other tensors than `wanted`, by name, shape and type, and values that are no numbers.
+
+    `wanted` needs no storage: what would not fit is refused before there is any.
+    """
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        found = "lacks" if name in wanted else "holds something else,"
+        raise InputError(f"{path} does not fit: it {found} {shown(name)}")
+    for name, tensor in tensors.items():
+        like = wanted[name]
+        if tensor.shape != like.shape:
+            shapes = f"{tuple(tensor.shape)} in {name}, not {tuple(like.shape)}"
+            raise InputError(f"{path} does not fit: it holds {shapes}")
+        if tensor.dtype != like.dtype:
+            raise InputError(f"{path} holds {tensor.dtype} in {name}, not {like.dtype}")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{path} holds NaN or infinite values in {name}")
 
 
 def commit_directory(directory: Path, files: Mapping[str, bytes]) -> None:

@@ -34,12 +34,13 @@ from ncdwf.cli.runs import (
     recorded_config,
     reopen_round,
 )
+from ncdwf.config import LARGEST_IMAGE_SIZE
 from ncdwf.console import Bar, err, out, print_scores, print_survey
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import METHODS
 from ncdwf.model import Model
-from ncdwf.recipes import LARGEST_IMAGE_SIZE, RECIPES
+from ncdwf.recipes import RECIPES
 from ncdwf.results import experiment
 from ncdwf.results.run import SCORES_FILE, Run
 

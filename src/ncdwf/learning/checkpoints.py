@@ -5,13 +5,44 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ncdwf import storage
+from ncdwf.config import from_dict, require
 from ncdwf.errors import InputError
+
+STATE_FILE = "state.safetensors"
+POSITION_FILE = "position.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where a training stands, and all of its state that is no tensor."""
+
+    phase: str
+    epoch: int
+    step: int
+    config: str
+    """The fingerprint of the run's configuration."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The digest of what is learnt from; earlier versions did not keep it."""
+    history: tuple[Mapping[str, Any], ...]
+    """Of every finished epoch."""
+    terms: tuple[str, ...]
+    """Of which sums are among the tensors, by the name `sum.TERM`."""
+    seconds: float
+    """That the epoch has taken so far."""
+
+    def __post_init__(self) -> None:
+        require(self.step >= 0, f"position.step={self.step} should be 0 or more")
+        require(
+            self.epoch == len(self.history),
+            f"position.epoch={self.epoch}, but the history has {len(self.history)} epochs",
+        )
 
 
 class Checkpoints:
@@ -63,8 +94,8 @@ class Checkpoints:
         path = self.directory / f"{phase}-{epoch:06d}-{step:08d}"
         if not path.exists():  # the same position holds the same state
             files = {
-                "state.safetensors": storage.to_tensor_bytes(tensors),
-                "position.json": storage.to_json_bytes({**position, "data": self.data, **rest}),
+                STATE_FILE: storage.to_tensor_bytes(tensors),
+                POSITION_FILE: storage.to_json_bytes({**position, "data": self.data, **rest}),
             }
             storage.commit_directory(path, files)
         for old in self._all(phase)[:-2]:
@@ -73,11 +104,17 @@ class Checkpoints:
         if self._is_last:
             raise KeyboardInterrupt
 
-    def latest(self, phase: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def latest(
+        self, phase: str, like: Mapping[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], Position] | None:
         """Return the tensors and the position of the newest checkpoint, if there is one.
 
         A damaged one is refused, never passed over: going on from an older one is for a person to
         decide, by deleting the directory that the message names.
+
+        Args:
+            phase: whose checkpoint.
+            like: what its tensors must be like, beside the sums of the terms.
         """
         found = self._all(phase)
         if not found:
@@ -85,15 +122,23 @@ class Checkpoints:
         path = found[-1]
         try:
             files = storage.read_directory(path)
-            position = storage.parse_json(files["position.json"], path / "position.json")
-            tensors = storage.parse_tensors(files["state.safetensors"], path / "state.safetensors")
+            require(files.keys() == {POSITION_FILE, STATE_FILE}, f"{path} holds other files")
+            described = storage.parse_json(files[POSITION_FILE], path / POSITION_FILE)
+            position = from_dict(Position, described, where=str(path / POSITION_FILE))
+            tensors = storage.parse_tensors(files[STATE_FILE], path / STATE_FILE)
+            if like is not None:
+                sums = {f"sum.{term}" for term in position.terms}
+                free = {name: tensors[name] for name in sums & tensors.keys()}
+                storage.check_tensors(tensors, {**like, **free}, path / STATE_FILE)
+                require(len(free) == len(sums), f"{path / STATE_FILE} lacks the sum of a term")
         except InputError as error:
             raise InputError(f"{error}; delete {path} to resume from the one before it") from error
-        if position["config"] != self._fingerprint:
+        if position.config != self._fingerprint:
             raise InputError(f"{path} belongs to another configuration than this run's config.json")
-        if (before := position.get("data", {})) != self.data:
+        if position.data != self.data:
+            told = _difference(position.data, self.data)
             raise InputError(
-                f"{path} belongs to other data: {_difference(before, self.data)}; put back what "
+                f"{path} belongs to other data: {told}; put back what "
                 f"was changed, or delete {self.directory} to begin this phase anew"
             )
         return tensors, position

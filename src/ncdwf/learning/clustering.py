@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ncdwf.config import require
+from ncdwf.config import require, require_count
 from ncdwf.data.augment import Views
 from ncdwf.learning.loop import Terms
 from ncdwf.learning.losses import partial_sinkhorn, self_labelling, sinkhorn
@@ -14,9 +14,6 @@ from ncdwf.model import Model, NovelHead
 from ncdwf.model.backbone import apply
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
-
-MOST = 2**16
-"""No size makes sense beyond this; a slip of the finger should not fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +35,7 @@ class Clustering:
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_hidden", "num_projected"):
-            value = getattr(self, name)
-            require(1 <= value <= MOST, f"clustering.{name}={value} should be from 1 to {MOST}")
+            require_count(f"clustering.{name}", getattr(self, name), 1)
         require(
             self.temperature > 0, f"clustering.temperature={self.temperature} should be above 0"
         )
@@ -47,8 +43,7 @@ class Clustering:
             0 <= self.balance <= 1,
             f"clustering.balance={self.balance} should be from 0 to 1",
         )
-        value = self.overclustering
-        require(0 <= value <= MOST, f"clustering.overclustering={value} should be from 0 to {MOST}")
+        require_count("clustering.overclustering", self.overclustering, 0)
 
     def assign(
         self, cosines: Float[Tensor, "*any image cluster"], progress: Float[Tensor, ""]

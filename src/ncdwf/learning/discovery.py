@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, Discovery, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view_shape
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import History, Progress, Terms, choose_device, train
@@ -172,6 +172,7 @@ def _check_views(model: Model, settings: Discovery) -> None:
         )
 
 
+@enough_memory()
 def discover(
     model: Model,
     images: Any,

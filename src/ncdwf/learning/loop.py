@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ncdwf.config import Engine, Optim
+from ncdwf.config import Engine, Optim, from_dict
 from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning.batches import Batch, BatchSource
 from ncdwf.learning.checkpoints import Checkpoints
@@ -333,6 +333,11 @@ class _Training:
             for name, parameter in self.parameters.items()
         }
 
+    def _state(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint, but for the sums."""
+        module = {f"module.{name}": t for name, t in self.module.state_dict().items()}
+        return module | {f"momentum.{name}": t for name, t in self._momentum().items()}
+
     def _guard(self, terms: Terms, number: Tensor) -> None:
         """Remember the first non-finite term on the device, and let no update happen from then."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -385,19 +390,20 @@ class _Training:
         """Write all that is needed to go on from this position (sync point)."""
         self.check()
         seconds = 0.0 if step == 0 else self.seconds_before + time.monotonic() - self.started
-        tensors = {f"module.{n}": t for n, t in self.module.state_dict().items()}
-        tensors |= {f"momentum.{name}": momentum for name, momentum in self._momentum().items()}
-        tensors |= {f"sum.{name}": total for name, total in self.sums.items()}
+        sums = {f"sum.{name}": total for name, total in self.sums.items()}
+        tensors = {**self._state(), **sums}
         history = [asdict(entry) for entry in self.history]
         rest = {"history": history, "terms": list(self.sums), "seconds": seconds}
         checkpoints.keep(self.phase, epoch, step, tensors, rest)
 
     def resume(self, checkpoints: Checkpoints | None) -> tuple[int, int]:
         """Take up the newest checkpoint of this phase; return the position to go on from."""
-        latest = None if checkpoints is None else checkpoints.latest(self.phase)
+        latest = None if checkpoints is None else checkpoints.latest(self.phase, self._state())
         if latest is None:
             return 0, 0
         tensors, position = latest
+        where = "history of the checkpoint"
+        self.history = [from_dict(Epoch, entry, where=where) for entry in position.history]
         groups: dict[str, dict[str, Tensor]] = {"module": {}, "momentum": {}, "sum": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition(".")
@@ -405,10 +411,9 @@ class _Training:
         self.module.load_state_dict(groups["module"], strict=True)
         for name, momentum in self._momentum().items():
             momentum.copy_(groups["momentum"][name])
-        self.sums = {name: groups["sum"][name] for name in position["terms"]}
-        self.history = [Epoch(**entry) for entry in position["history"]]
-        self.seconds_before = position["seconds"]
-        return position["epoch"], position["step"]
+        self.sums = {name: groups["sum"][name] for name in position.terms}
+        self.seconds_before = position.seconds
+        return position.epoch, position.step
 
 
 @dataclass(slots=True)

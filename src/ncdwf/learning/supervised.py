@@ -11,18 +11,20 @@ from ncdwf.config import Config, View
 from ncdwf.data.augment import augment, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs, Labels, as_inputs, as_labels
 from ncdwf.data.setting import held_out_indices
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import History, Progress, Terms, choose_device, train
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import CUSTOM, apply
+from ncdwf.model.model import num_at_once
 from ncdwf.model.statistics import Accumulator
 from ncdwf.noise import Noise, draw, generator
 
 PHASE = "supervised"
 
 
+@enough_memory()
 def learn_known(
     images: Any,
     labels: Any,
@@ -141,12 +143,13 @@ def _measure(model: Model, images: Inputs, labels: Labels, config: Config) -> No
     augmented = settings.statistics_from == "augmented"
     view = settings.view if augmented else View()
     num_views = settings.statistics_views if augmented else 1
+    size = num_at_once(model.architecture.input_shape)
     sums = Accumulator(model.num_known, model.backbone.num_features, settings.spread, model.device)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         source = generator(config.seed, "statistics", device=model.device)
         for _ in range(num_views):
-            for part, targets in zip(torch.split(images, 1024), labels.split(1024), strict=True):
+            for part, targets in zip(torch.split(images, size), labels.split(size), strict=True):
                 wanted = view_draw(view, 1, len(part), model.architecture.input_shape)
                 draws = draw({"view": wanted}, 1, source)["view"]
                 pictures = augment(part.to(model.device), view, draws[0, 0])

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf.config import Optim, require
+from ncdwf.config import Optim, require, require_count
 from ncdwf.data.augment import Views
-from ncdwf.learning.clustering import MOST, Clustering, cluster, cluster_terms, encode
+from ncdwf.learning.clustering import Clustering, cluster, cluster_terms, encode
 from ncdwf.learning.discovery import (
     Method,
     Outcome,
@@ -24,7 +24,7 @@ from ncdwf.learning.settling import settle
 from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
-from ncdwf.model.replay import PseudoLatents, invert
+from ncdwf.model.replay import PseudoLatents, check_ratio, invert
 from ncdwf.noise import Draw, Noise, generator
 
 
@@ -88,14 +88,14 @@ class Ncdwf(Method):
 
     def __post_init__(self) -> None:
         for name in ("latents_per_class", "inversion_iterations"):
-            value = getattr(self, name)
-            require(1 <= value <= MOST, f"config.method.{name}={value} should be from 1 to {MOST}")
+            require_count(f"config.method.{name}", getattr(self, name), 1)
         for name in ("weight_replay", "weight_distill", "weight_information"):
             value = getattr(self, name)
             require(value >= 0, f"config.method.{name}={value} should be 0 or more")
-        for name in ("gamma", "rho", "min_variance", "replay_ratio"):
+        for name in ("gamma", "rho", "min_variance"):
             value = getattr(self, name)
             require(value > 0, f"config.method.{name}={value} should be above 0")
+        check_ratio(self.replay_ratio)
         require(
             0 < self.novel_lost < 1,
             f"config.method.novel_lost={self.novel_lost} should be between 0 and 1",
@@ -134,19 +134,14 @@ class Ncdwf(Method):
     def _memory(self, model: Model, seed: int) -> PseudoLatents:
         """Return the latents of Algorithm 1: the inversion needs the frozen known head alone."""
         source = generator(seed, "inversion", device=model.device)
-        labels = torch.arange(model.num_known, device=model.device)
-        labels = labels.repeat_interleave(self.latents_per_class)
-        start = torch.randn(
-            len(labels), model.backbone.num_features, generator=source, device=model.device
-        )
+        shape = (model.num_known, self.latents_per_class, model.backbone.num_features)
+        start = torch.randn(shape, generator=source, device=model.device)
         bank = invert(
-            model.known_head,
+            model.known_head.prototypes.detach(),
             start,
-            labels,
             num_iterations=self.inversion_iterations,
             temperature=model.architecture.temperature,
         )
-        bank = bank.unflatten(0, (model.num_known, self.latents_per_class))
         return PseudoLatents(model.statistics, bank, gamma=self.gamma, rho=self.rho)
 
     def noise(self, state: nn.Module, batch_size: int) -> dict[str, Draw]:

@@ -21,7 +21,7 @@ from ncdwf.learning.losses import distillation, known_scale
 from ncdwf.learning.settling import settle
 from ncdwf.model import Model
 from ncdwf.model.heads import MultiHead
-from ncdwf.model.replay import GaussianPrototypes
+from ncdwf.model.replay import GaussianPrototypes, check_ratio
 from ncdwf.noise import Draw, Noise, generator
 
 
@@ -65,8 +65,7 @@ class NcdwfGauss(Method):
         for name in ("weight_replay", "weight_distill"):
             value = getattr(self, name)
             require(value >= 0, f"config.method.{name}={value} should be 0 or more")
-        value = self.replay_ratio
-        require(value > 0, f"config.method.replay_ratio={value} should be above 0")
+        check_ratio(self.replay_ratio)
         value = self.novel_lost
         require(0 < value < 1, f"config.method.novel_lost={value} should be between 0 and 1")
         value = self.least_tau

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ncdwf.config import require
+from ncdwf.config import require, require_shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,10 +41,10 @@ class Architecture:
 
     def __post_init__(self) -> None:
         _require_positive(self, "num_known", "temperature")
-        require(
-            len(self.input_shape) in (1, 3) and min(self.input_shape) > 0,
-            f"input_shape={self.input_shape} of a model should be three sizes, or one",
-        )
+        if len(self.input_shape) == 1:
+            require(self.input_shape[0] > 0, f"input_shape={self.input_shape} should be above 0")
+        else:
+            require_shape("input_shape", self.input_shape)
         require(
             0 <= self.num_discovered <= self.num_known,
             f"num_discovered={self.num_discovered} of a model should be from 0 to num_known",

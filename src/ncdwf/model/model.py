@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ncdwf import storage
 from ncdwf.config import require
 from ncdwf.data.inputs import Inputs, as_inputs
-from ncdwf.errors import InputError, printable
+from ncdwf.errors import InputError, NonFiniteError, printable
 from ncdwf.model import archive
 from ncdwf.model.architecture import Architecture, NovelHead
 from ncdwf.model.backbone import (
@@ -36,6 +38,8 @@ from ncdwf.model.statistics import ClassStatistics, joined
 from ncdwf.noise import generator
 
 EVALUATION_BATCH = 1024
+EVALUATION_PIXELS = EVALUATION_BATCH * 64 * 64
+"""Of larger pictures fewer are read at once, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,11 +248,15 @@ class Model(nn.Module):
         """Return what every part of the model says about `features`; routing comes after."""
         # In parts: hidden layers of the novel heads are many times as wide as the features.
         parts = [self._say(part) for part in features.split(EVALUATION_BATCH)]
-        return Outputs(
+        said = Outputs(
             known_logits=torch.cat([part.known_logits for part in parts]),
             novel_logits=torch.cat([part.novel_logits for part in parts], dim=1),
             novelty=torch.cat([part.novelty for part in parts]),
         )
+        for values in (said.known_logits, said.novel_logits, said.novelty):
+            if not bool(torch.isfinite(values).all()):
+                raise NonFiniteError("the model answers NaN: its weights are too large, or damaged")
+        return said
 
     def _say(self, features: Features) -> Outputs:
         with torch.no_grad(), _evaluation_mode(self):
@@ -325,7 +333,7 @@ class Model(nn.Module):
         return tuple(features.shape) == (2, self.backbone.num_features)
 
     def _batches(self, images: Inputs) -> Iterator[Features]:
-        for batch in torch.split(images, EVALUATION_BATCH):
+        for batch in torch.split(images, num_at_once(tuple(images.shape[1:]))):
             with torch.no_grad(), _evaluation_mode(self):
                 features: Features = self.backbone(batch.to(self.device))
             yield features
@@ -366,16 +374,26 @@ class Model(nn.Module):
         with archive.blamed_on(directory / archive.DESCRIPTION_FILE):
             model = _without_weights(description, backbone)
         weights_path = directory / archive.WEIGHTS_FILE
-        _check_tensors(model, tensors, weights_path)
-        try:
-            model.load_state_dict(tensors, strict=True, assign=True)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise InputError(f"{weights_path} does not fit the description: {reason}") from error
+        storage.check_tensors(tensors, model.state_dict(), weights_path)
+        if description.architecture.backbone.startswith(TIMM):
+            # With storage: such networks keep buffers that no file holds.
+            architecture = description.architecture
+            model.backbone = make_backbone(architecture.backbone, architecture.input_shape)  # type: ignore[assignment]
+        model.load_state_dict(tensors, strict=True, assign=True)
+        _check_values(model, weights_path)
         novel = model.architecture.novel
         if not 0 <= int(model.best_head) < (1 if novel is None else novel.num_heads):
             raise InputError(f"{weights_path} names a best head that is not there")
         return model.eval()
+
+
+def num_at_once(shape: tuple[int, ...]) -> int:
+    """Return how many pictures (or vectors) of a shape are read at once, if nothing is learnt.
+
+    >>> num_at_once((3, 32, 32)), num_at_once((3, 224, 224)), num_at_once((64,))
+    (1024, 83, 1024)
+    """
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // math.prod(shape[1:])))
 
 
 class _evaluation_mode:
@@ -437,19 +455,15 @@ def _without_weights(description: archive.Description, backbone: nn.Module | Non
     if architecture.backbone == CUSTOM:
         assert backbone is not None
         foreign = Foreign(copy.deepcopy(backbone), architecture.input_shape)
-    elif architecture.backbone.startswith(TIMM):
-        # With storage: such networks keep buffers that no file holds.
-        foreign = make_backbone(architecture.backbone, architecture.input_shape)
     names = description.known_names, description.novel_names
     with torch.device("meta"):
         return Model(architecture, *names, backbone=foreign)
 
 
-def _check_tensors(model: Model, tensors: dict[str, Tensor], path: Path) -> None:
-    """Refuse tensors of another type than the model's own, and values that are no numbers."""
-    wanted = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-    for name, tensor in tensors.items():
-        if tensor.dtype != wanted.get(name, tensor.dtype):
-            raise InputError(f"{path} holds {tensor.dtype} in {name}, not {wanted[name]}")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"{path} holds NaN or infinite values in {name}")
+def _check_values(model: Model, path: Path) -> None:
+    """Refuse spreads from which no model can have learnt: nothing but NaN would come of them."""
+    for name, tensor in model.state_dict().items():
+        if name == "backbone.normalise.std" and not bool((tensor > 0).all()):
+            raise InputError(f"{path} holds {name} that is not above 0")
+        if name.endswith("running_var") and not bool((tensor >= 0).all()):
+            raise InputError(f"{path} holds {name} below 0")

@@ -1,7 +1,6 @@
 """Stand-ins for known data: features that replay the known classes when their pictures are gone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,6 +8,7 @@ from scipy.special import betaincinv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ncdwf.config import MOST, require
 from ncdwf.model.statistics import ClassStatistics
 from ncdwf.noise import Draw, Noise, draw
 
@@ -141,26 +141,34 @@ class BetaQuantile(nn.Module):
 
 
 def invert(
-    head: Callable[[Tensor], Tensor],
-    start: Float[Tensor, "latent feature"],
-    labels: Int64[Tensor, " latent"],
+    prototypes: Float[Tensor, "cls feature"],
+    start: Float[Tensor, "cls latent feature"],
     *,
     num_iterations: int,
     temperature: float,
-) -> Float[Tensor, "latent feature"]:
-    """Return latents that activate `labels`: gradient ascent on the head's logits [1, Algo. 1].
+) -> Float[Tensor, "cls latent feature"]:
+    """Return latents that activate their class: gradient ascent on a cosine logit [1, Algo. 1].
 
-    The step is the gradient of `logit / temperature` itself, as in the paper; the head's own
-    parameters are not touched.
+    The step is the gradient of `logit / temperature` itself, as in the paper. That of a cosine
+    never leaves the plane of latent and prototype, so two numbers a latent are followed: how far
+    it reaches along the prototype, and how far aside.
     """
-    latents = start
+    towards = F.normalize(prototypes, dim=-1).unsqueeze(1)
+    reach = (start * towards).sum(-1, keepdim=True)
+    rest = start - reach * towards
+    away = F.normalize(rest, dim=-1)
+    along, aside = reach.double(), rest.norm(dim=-1, keepdim=True).double()
     for _ in range(num_iterations):
-        with torch.enable_grad():
-            latents = latents.detach().requires_grad_()
-            score = head(latents).gather(1, labels[:, None]).sum() / temperature
-            (gradient,) = torch.autograd.grad(score, latents)
-        latents = latents.detach() + gradient
+        step = aside / (along.square() + aside.square()).pow(1.5) / temperature
+        along, aside = along + step * aside, aside - step * along
+    latents: Tensor = along.float() * towards + aside.float() * away
     return latents
+
+
+def check_ratio(value: float) -> None:
+    """Refuse a number of latents, relative to the batch, that makes no sense."""
+    name = "config.method.replay_ratio"
+    require(0 < value <= MOST, f"{name}={value} should be above 0, and at most {MOST}")
 
 
 def pick(uniform: Tensor, count: int) -> Tensor:

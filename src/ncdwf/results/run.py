@@ -94,9 +94,12 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """Return what the run was made with."""
         values = storage.read_json(self.path / ENVIRONMENT_FILE)
-        if not isinstance(values, dict):
-            raise InputError(f"{self.path / ENVIRONMENT_FILE} should hold an object")
-        return values
+        parts = [values, *values.get(LATER, [])] if _is_environment(values) else [None]
+        if not all(map(_is_environment, parts)):
+            raise InputError(
+                f"{self.path / ENVIRONMENT_FILE} does not tell what a run was made with"
+            )
+        return values  # type: ignore[no-any-return]
 
     def note_environment(self) -> None:
         """Note what the run goes on with, where that is not what it has been made with so far."""
@@ -139,15 +142,20 @@ class Run:
         return DISCOVERY if self.is_discovering else ""
 
     @property
+    def snapshots_dir(self) -> Path:
+        """Return where the models on the way are kept."""
+        return self.path / "snapshots"
+
+    @property
     def snapshots(self) -> dict[int, Path]:
         """Return the models kept on the way, by how many epochs of discovery they had done."""
-        found = sorted((self.path / "snapshots").glob(f"epoch-*/{DESCRIPTION_FILE}"))
+        found = sorted(self.snapshots_dir.glob(f"epoch-*/{DESCRIPTION_FILE}"))
         return {int(path.parent.name.removeprefix("epoch-")): path.parent for path in found}
 
     def keep_snapshot(self, num_epochs: int, model: Model) -> None:
         """Save a model on the way, unless it was saved before an interruption."""
         if num_epochs not in self.snapshots:
-            model.save(self.path / "snapshots" / f"epoch-{num_epochs:06d}")
+            model.save(self.snapshots_dir / f"epoch-{num_epochs:06d}")
 
     def history(self) -> History:
         """Return what every finished epoch left."""
@@ -172,9 +180,10 @@ class Run:
         """
         content = storage.read_bytes(self.path / CONFIG_FILE)
         directory = self._checkpoints_dir(phase)
-        for place in (directory.parent, directory):
-            if place.is_symlink():  # they are removed in the end, and so would be what it leads to
-                raise InputError(f"{place} is a link; checkpoints lie in the run itself")
+        for place in (directory.parent, directory, self.supervised_dir, self.snapshots_dir):
+            if place.is_symlink():  # what it leads to would be written, or removed in the end
+                raise InputError(f"{place} is a link; all of a run lies in its own directory")
+        self.history()  # a damaged one is refused before anything is learnt
         checkpoints = Checkpoints(
             directory,
             seconds=self.config.checkpoint_seconds,
@@ -204,6 +213,10 @@ class Run:
             storage.remove_directory(self.path / name)
         with suppress(OSError):  # it holds other files, or a run that was there before
             self.path.rmdir()
+
+
+def _is_environment(values: Any) -> bool:
+    return isinstance(values, dict) and isinstance(values.get(LATER, []), list)
 
 
 def new_run_dir(parent: Path, config: Config) -> Path:
