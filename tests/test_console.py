@@ -59,6 +59,17 @@ def test_what_would_steer_the_terminal_is_written_out(capsys: pytest.CaptureFixt
     assert captured.err == f"skipped: {WRITTEN} cannot be read as a picture: broken\n"
 
 
+def test_names_in_csv_steer_no_terminal_and_reach_programs_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for watched, expected in ((True, WRITTEN), (False, STEERING)):
+        screen = Console(file=io.StringIO(), force_terminal=watched)
+        monkeypatch.setattr(console, "out", screen)
+        print_rows([{"path": STEERING, "probability": 0.5}], Format.csv)
+        rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert rows == [{"path": expected, "probability": "0.5"}]
+
+
 LONG = [f"{'deep/' * 30}{number:03d}.png" for number in range(3)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from ncdwf.data.decoding import Canvas, Header, Skipped, Unreadable, read_header, read_pixels
-from ncdwf.errors import StorageError
+from ncdwf.errors import StorageError, printable
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
 CHANNELS_FIRST = COLOURS.transpose(2, 0, 1)
@@ -42,7 +42,8 @@ def refusal(path, shape=(3, 4, 6)):
         read_pixels(path, shape)
     line = str(caught.value)
     assert "\n" not in line
-    assert line == f"{path} cannot be read as a picture: {caught.value.skipped.reason}"
+    name = printable(str(path))
+    assert line == f"{name} cannot be read as a picture: {caught.value.skipped.reason}"
     return caught.value.skipped.reason
 
 
@@ -376,3 +377,9 @@ def test_a_misspelt_name_is_not_in_the_package():
 
     with pytest.raises(AttributeError, match="module 'ncdwf' has no attribute 'Modell'"):
         ncdwf.Modell  # noqa: B018
+
+
+def test_a_name_of_two_lines_is_told_in_one(tmp_path):
+    with pytest.raises(Unreadable, match=r"a\\nb\.png cannot be read as a picture") as caught:
+        read_pixels(tmp_path / "a\nb.png", (1, 4, 4))
+    assert "\n" not in str(caught.value)

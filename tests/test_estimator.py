@@ -31,10 +31,10 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import ncdwf.estimator
-from ncdwf import NovelClassDiscoverer
+from ncdwf import NovelClassDiscoverer, storage
 from ncdwf.cli import main
 from ncdwf.data.inputs import fitted
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, StorageError
 from ncdwf.learning.discovery import METHODS
 from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
@@ -939,6 +939,27 @@ def test_a_second_estimator_is_not_saved_over_the_first(tmp_path, learnt, found)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_disk_that_runs_full_leaves_room_for_another_try(tmp_path, learnt, monkeypatch):
+    write, written = storage.write_bytes, []
+
+    def full(path, data):
+        written.append(path.name)
+        if len(written) == number:
+            raise StorageError(f"cannot write {path}: the disk is full")
+        write(path, data)
+
+    for number in (1, 2, 3):
+        written.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "write_bytes", full)
+            with pytest.raises(StorageError, match="the disk is full"):
+                learnt.save(tmp_path / str(number))
+        learnt.save(tmp_path / str(number))
+        loaded = NovelClassDiscoverer.load(tmp_path / str(number))
+        assert np.array_equal(loaded.predict(X), learnt.predict(X))
+    assert written[-1] == "model.json"  # with it all is there
+
+
 def test_what_cannot_be_written_is_said_before_anything_is(tmp_path, learnt):
     finder = copy.copy(learnt).set_params(settings={"seed": object()})
     with pytest.raises(InputError, match=r"settings=.* cannot be written: object is no value"):
@@ -1114,7 +1135,6 @@ BAD_ROWS = {
         X.astype(float) * 1e300,
         "X hold NaN, infinite or too large",
     ),
-    "truths": (X > 0, "X are torch.bool; real numbers"),
     "complex numbers": (X + 1j, "Complex data not supported in X"),
     "complex tensors": (torch.zeros(40, 5, dtype=torch.complex64), "X are torch.complex64"),
     "words": (np.full((40, 5), "a"), "X are not an array of numbers"),
@@ -1252,6 +1272,33 @@ BAD_LABELS = {
     ),
     "things": ([object()] * 40, "y should hold strings alone"),
 }
+
+
+class Nullable:
+    """A column as pandas has it for whole numbers of which some may be missing."""
+
+    dtype = "Int64"
+
+    def __init__(self, values):
+        self._values = values
+        self.shape = (len(values),)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self._values, dtype or object)
+
+
+def test_whole_numbers_in_a_column_with_room_for_missing_ones_stay_whole():
+    finder = short().fit(X, Nullable(CODES.tolist()))
+    assert finder.classes_.tolist() == [0, 1]
+    assert finder.classes_.dtype.kind == "i"
+    refused("y should hold strings alone", short().fit, X, Nullable([None, *CODES[1:].tolist()]))
+
+
+def test_columns_of_truths_are_zeros_and_ones():
+    truths, pool = X.mean(0) < X, POOL.mean(0) < POOL
+    found = short().fit(truths, Y).discover(pool)
+    expected = short().fit(truths.astype(float), Y).discover(pool.astype(float))
+    assert fingerprint(found.model_) == fingerprint(expected.model_)
 
 
 @pytest.mark.parametrize("name", BAD_LABELS)

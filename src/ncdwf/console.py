@@ -95,7 +95,7 @@ class Bar:
 def print_skipped(skipped: Sequence[Skipped]) -> None:
     """List files that could not be read."""
     for item in skipped[:MOST_SKIPPED]:
-        err.print(f"skipped: {printable(str(item))}", highlight=False, soft_wrap=True)
+        err.print(f"skipped: {item}", highlight=False, soft_wrap=True)
     if len(skipped) > MOST_SKIPPED:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more", highlight=False)
 
@@ -156,9 +156,10 @@ def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
     if form is Format.json:
         out.print_json(json.dumps(rows))
     elif form is Format.csv:
-        writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        for values in (rows[0], *(row.values() for row in rows)):
+            # A program gets names as they are; on a terminal they must not steer it.
+            writer.writerow(map(_plain, values) if out.is_terminal else values)
     else:
         table = Table()
         for name in rows[0]:
@@ -169,6 +170,10 @@ def print_rows(rows: list[dict[str, Any]], form: Format) -> None:
             options = out.options.update(max_width=ANY_WIDTH)
             table.width = Measurement.get(out, options, table).maximum
         out.print(table, crop=out.is_terminal)
+
+
+def _plain(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
 
 
 def print_scores(scores: Scores, title: str) -> None:

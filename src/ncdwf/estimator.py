@@ -43,7 +43,7 @@ from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
-from ncdwf.model.archive import DESCRIPTION_FILE
+from ncdwf.model.archive import DESCRIPTION_FILE, free_directory
 from ncdwf.model.backbone import CUSTOM
 from ncdwf.recipes import (
     LARGEST_SIDE,
@@ -311,9 +311,10 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "base": asdict(base),
             "config": asdict(self.config_),
         }
-        data = storage.to_json_bytes(content)  # what cannot be written leaves no model behind
+        data = storage.to_json_bytes(content)  # what cannot be written leaves nothing behind
+        path = free_directory(Path(directory)) / ESTIMATOR_FILE
+        storage.write_bytes(path, data)  # first: with the model's description all is there
         self.model_.save(directory)
-        storage.write_bytes(Path(directory) / ESTIMATOR_FILE, data)
 
     @classmethod
     def load(

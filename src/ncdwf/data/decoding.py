@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ncdwf.errors import InputError, StorageError
+from ncdwf.errors import InputError, StorageError, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 """Pillow guesses the format from the content; what is not listed is never decoded."""
@@ -53,7 +53,7 @@ class Skipped:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path} cannot be read as a picture: {self.reason}"
+        return f"{printable(str(self.path))} cannot be read as a picture: {self.reason}"
 
 
 class Unreadable(InputError):

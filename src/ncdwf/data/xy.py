@@ -94,7 +94,8 @@ def read_labels(y: Any) -> NDArray[Any]:
         raise InputError("requires y to be passed, but the target y is None")
     try:
         # A list of several kinds would become one of strings: None, NaN and True as classes.
-        y = np.array(y, dtype=object) if isinstance(y, list | tuple) else y
+        # And columns of pandas with room for missing values would become fractions.
+        y = np.array(y, dtype=object) if isinstance(y, list | tuple) or _is_extended(y) else y
         labels = as_names(column_or_1d(y, warn=True))
         check_classification_targets(labels)
     except InputError:
@@ -277,7 +278,7 @@ def _array(X: Any) -> Any:
 def _numbers(X: Any) -> NDArray[Any]:
     try:
         array = np.asarray(X)
-        if array.dtype == object:
+        if array.dtype == object or (array.dtype == bool and array.ndim == 2):  # or one-hot columns
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         if isinstance(X, Sequence):
@@ -295,6 +296,11 @@ def _number(name: str, kind: type[int] | type[float]) -> int | float | None:
     except ValueError:
         return None
     return number if abs(number) <= LARGEST_LABEL else None
+
+
+def _is_extended(y: Any) -> bool:
+    """Tell whether y is a column of a type that NumPy does not have."""
+    return hasattr(y, "dtype") and not isinstance(y.dtype, np.dtype | torch.dtype)
 
 
 def _uniform(labels: NDArray[Any]) -> NDArray[Any]:

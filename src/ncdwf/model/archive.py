@@ -36,11 +36,17 @@ def write(directory: Path, description: Description, tensors: Mapping[str, Tenso
     """
     weights = storage.to_tensor_bytes(dict(tensors))
     content = _to_bytes(description, storage.sha256(weights))  # names may be refused
+    directory = free_directory(directory)
+    storage.write_bytes(directory / WEIGHTS_FILE, weights)
+    storage.write_bytes(directory / DESCRIPTION_FILE, content)
+
+
+def free_directory(directory: Path) -> Path:
+    """Create `directory` if need be and return it, unless it holds a model."""
     directory = storage.make_directory(directory)
     if (directory / DESCRIPTION_FILE).exists():
         raise InputError(f"{directory} holds a model already; choose another directory")
-    storage.write_bytes(directory / WEIGHTS_FILE, weights)
-    storage.write_bytes(directory / DESCRIPTION_FILE, content)
+    return directory
 
 
 def rewrite_description(directory: Path, description: Description) -> None:
