@@ -302,6 +302,13 @@ def test_list_shows_every_setting_and_method(call: Call) -> None:
         assert ("later release" if "imagenet" in name else "ready") in line
 
 
+def test_names_in_a_narrow_list_are_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    cells = [line.split("│")[1].strip() for line in call("list").out.splitlines() if "│" in line]
+    for name in SETTINGS:
+        assert name in "".join(cells)
+
+
 def test_version(call: Call) -> None:
     assert call("--version").out.strip() == f"ncdwf {__version__}"
 

@@ -37,6 +37,15 @@ def whole_model(seed=0, *, identifier=True, **changes):
     return known_model(seed, **changes).with_novel(NOVEL, identifier=identifier, seed=seed)
 
 
+def test_another_default_type_is_refused_by_name():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(InputError, match=r"torch\.float64 by default; call torch\.set_default"):
+            known_model()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def pictures(num_images=20, seed=0):
     numbers = np.random.default_rng(seed).integers(0, 256, (num_images, 1, 4, 4), dtype=np.uint8)
     return torch.from_numpy(numbers)

@@ -206,12 +206,13 @@ def _own_large(config: Config, shape: tuple[int, ...]) -> Config:
 def _own_small(config: Config, shape: tuple[int, ...]) -> Config:
     """Return the digits recipe for vectors, or for pictures that a CPU has to learn from."""
     method = dict(config.method)
+    of_vectors = len(shape) == 1
     if method["name"] in PROTECTING:
         method["least_tau"] = LEAST_TAU
-    if len(shape) == 1:
-        view = View(noise=0.5)
-        if method["name"] in PROTECTING:
+        if of_vectors:
             method["weight_distill"] = 1.0
+    if of_vectors:
+        view = View(noise=0.5)
     else:
         shift = 0.1 * min(shape[1:])
         view = replace(config.supervised.view, shift=shift, flip=shape[0] == COLOURS)

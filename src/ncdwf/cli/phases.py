@@ -243,7 +243,9 @@ def list_all() -> None:
 
         ncdwf list
     """
-    settings = Table("setting", "known", "novel", "state", title="Settings", title_justify="left")
+    settings = Table(title="Settings", title_justify="left")
+    for column in ("setting", "known", "novel", "state"):
+        settings.add_column(column, overflow="fold")  # what is cut off cannot be told apart
     for name in SETTINGS:
         setting = Setting.parse(name)
         state = "ready" if setting.data in RECIPES else "no recipe yet"

@@ -79,6 +79,11 @@ class Model(nn.Module):
         backbone: Backbone | None = None,
     ) -> None:
         super().__init__()
+        default = torch.get_default_dtype()
+        require(
+            default == torch.float32,
+            f"PyTorch makes {default} by default; call torch.set_default_dtype(torch.float32)",
+        )
         self.architecture = architecture
         self.known_names = known_names
         self.novel_names = novel_names
