@@ -267,6 +267,8 @@ def test_a_vector_network_is_what_its_weights_say():
     weights = net.state_dict()
     vectors = torch.randn(6, 3, generator=source)
     rows = (vectors - torch.tensor([1.0, 2.0, 3.0])) * torch.tensor([2.0, 1.0, 0.5])
+    rows = torch.where(rows.abs() <= 1, rows, rows.sign() * (1 + rows.abs().log()))
+    assert (rows.abs() > 1).any()
     for linear, norm in (("layers.0", "layers.1"), ("layers.3", "layers.4")):
         values = [weights[f"{norm}.{n}"] for n in ("running_mean", "running_var", "weight", "bias")]
         rows = F.relu(F.batch_norm(rows @ weights[f"{linear}.weight"].T, *values))

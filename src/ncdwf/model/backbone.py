@@ -125,7 +125,12 @@ def _convolution(num_in: int, num_out: int, stride: int = 1) -> list[nn.Module]:
 
 
 class VectorNet(nn.Module):
-    """Two hidden layers for plain vectors: tabular data, or features of another network."""
+    """Two hidden layers for plain vectors: tabular data, or features of another network.
+
+    Of what is farther than one spread from the mean the logarithm counts: outliers, and numbers
+    that hardly varied among labelled rows and do in the pool, drown all others else
+    (docs/decisions/0016).
+    """
 
     def __init__(self, shape: tuple[int, ...], num_features: int = 256) -> None:
         super().__init__()
@@ -137,7 +142,9 @@ class VectorNet(nn.Module):
 
     def forward(self, vectors: Vectors) -> Features:
         """Return `[image, num_features]`."""
-        return self.layers(self.normalise(vectors))  # type: ignore[no-any-return]
+        rows = self.normalise(vectors)
+        rows = rows.clamp(-1, 1) + rows.sign() * rows.abs().clamp_min(1).log()
+        return self.layers(rows)  # type: ignore[no-any-return]
 
 
 def _linear(num_in: int, num_out: int) -> list[nn.Module]:
