@@ -8,7 +8,7 @@ from test_experiment import files
 
 from ncdwf import storage
 from ncdwf.config import Config
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, StorageError
 from ncdwf.learning.loop import Epoch
 from ncdwf.results.run import Run, new_run_dir
 
@@ -25,6 +25,31 @@ def test_a_directory_with_a_run_or_a_model_is_refused(
     assert files(run_copy) == before
     with pytest.raises(InputError, match="holds no run"):
         Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["env.json", "config.json"])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_disk_that_is_full_leaves_no_beginning(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch, name: str, others: bool
+) -> None:
+    write = storage.write_bytes
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == name:
+            raise StorageError(f"cannot write {path}: the disk is full")
+        write(path, data)
+
+    if others:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+    before = files(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "write_bytes", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            Run.create(tmp_path / "run", tiny)
+    assert files(tmp_path) == before
+    assert (tmp_path / "run").exists() == others
+    assert Run.create(tmp_path / "run", tiny).config.setting == tiny.setting
 
 
 def test_new_run_directories_have_fresh_names(tmp_path: Path, tiny: Config) -> None:

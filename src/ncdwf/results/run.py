@@ -17,7 +17,7 @@ from typing import Any
 
 from ncdwf import storage
 from ncdwf.config import Config, from_dict
-from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.errors import InputError, NonFiniteError, StorageError
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.loop import Epoch, History
@@ -60,22 +60,26 @@ class Run:
         `start` is a supervised phase done elsewhere: its model and its history. The configuration
         is written last: without it there is no run.
         """
-        storage.make_directory(path)
         made = frozenset(n for n in FILES_OF_BEGIN | FOLDERS_OF_BEGIN if not (path / n).exists())
         if (path / DESCRIPTION_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise InputError(f"{path} holds a model already; choose another directory")
-        with storage.locked(path):
-            if (path / CONFIG_FILE).exists():
-                raise InputError(
-                    f"{path} holds a run already; resume it with --resume or choose another "
-                    "directory"
-                )
-            run = cls(path, made)
-            if start is not None:
-                start[0].save(run.supervised_dir)
-                run.record(start[1])
-            storage.write_json(path / ENVIRONMENT_FILE, environment(config))
-            storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
+        run = cls(path, made)
+        try:
+            with storage.locked(path):
+                if (path / CONFIG_FILE).exists():
+                    raise InputError(
+                        f"{path} holds a run already; resume it with --resume or choose another "
+                        "directory"
+                    )
+                if start is not None:
+                    start[0].save(run.supervised_dir)
+                    run.record(start[1])
+                storage.write_json(path / ENVIRONMENT_FILE, environment(config))
+                storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
+        except StorageError:
+            with suppress(OSError):  # what went wrong first is told
+                run._take_back()
+            raise
         return run
 
     @classmethod
