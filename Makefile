@@ -30,7 +30,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py --records benchmarks/RECORDS.md
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

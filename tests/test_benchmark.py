@@ -260,6 +260,17 @@ def test_a_run_that_a_figure_shows_is_done_again_for_it(
     assert "confusion" in observations._read_all(bench.results.parent)
 
 
+def test_a_run_that_kept_no_snapshots_is_not_kept_as_a_curve(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = next(GRID.cells())
+    wanted = {"maturity": (cell, observations._maturity)}
+    monkeypatch.setattr(observations, "OBSERVATIONS", wanted)
+    with pytest.raises(InputError, match="has kept no snapshots; delete it to run again"):
+        list(bench.reproduce([cell]))
+    assert observations.read(bench.results.parent) == {}
+
+
 @pytest.mark.parametrize("text", ["3\n", '{"setting": "x"}\n', "{\n"])
 def test_a_foreign_line_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "runs.jsonl"

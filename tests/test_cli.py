@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -46,8 +47,10 @@ from ncdwf.learning.discovery import METHODS
 from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
 from ncdwf.recipes import RECIPES
+from ncdwf.results.benchmark import Bench
+from ncdwf.results.configuration import config_record
 from ncdwf.results.experiment import execute
-from ncdwf.results.grids import GRIDS
+from ncdwf.results.grids import GRIDS, RUNS
 from ncdwf.results.run import Run
 
 VERBS = (
@@ -645,12 +648,27 @@ BAD = {
     ),
     "a seed that one variant alone has": Bad(
         ["reproduce", "candidates", "--seed=1", "--variant=half-joint"],
-        ("no run of 'candidates'", "--setting, --seed and --variant at once"),
+        ("no run of 'candidates'", "has all of these --setting, --method, … at once"),
     ),
     "a table without its data": Bad(["reproduce", "main"], ("CIFAR-10", "--data")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),
-    "setting by override": sets("setting=digit-5-5", "unknown setting"),
-    "missing data by override": sets("setting=cifar10-5-5", "CIFAR-10", "--data"),
+    "setting by override": sets("setting=digits-5-5", "--set cannot choose setting; the argument"),
+    "own data by override": sets("own=null", "--set cannot choose own; the argument SETTING and"),
+    "own shape by override": sets("own.shape=[1,8,8]", "--set cannot choose own"),
+    "a method that a table lacks": Bad(
+        ["reproduce", "digits", "--method", "frost"],
+        ("'digits' has no --method frost; it has ncdwf, ncdwf-gauss, uno",),
+    ),
+    "a document that is no text": Bad(
+        ["reproduce", "digits", "--docs", "odd.md"],
+        ("odd.md is not a document in UTF-8",),
+        lambda _: Path("odd.md").write_bytes(b"\xff"),
+    ),
+    "a table without its end": Bad(
+        ["reproduce", "digits", "--docs", "open.md"],
+        ("the generated block 'digits-seeds' has no <!-- end -->",),
+        lambda _: Path("open.md").write_text("<!-- generated: digits-seeds -->\nand more\n"),
+    ),
     "unknown method": Bad(["run", "tiny-4-2", "-m", "ncd"], ("'ncd'", "ncdwf")),
     "unknown method by override": sets("method.name=ncd", "'ncd'", "ncdwf"),
     "another method by override": sets("method.name=uno", "--set cannot", "--method uno of"),
@@ -777,9 +795,19 @@ BAD = {
         ("holds a run already",),
         copy_run,
     ),
+    "discover in a pool of which the known part was learnt from": Bad(
+        ["discover", "run", "--setting", "tiny-4-2-mixed-50", "-o", "new"],
+        ("run learnt from the labelled pictures of tiny-4-2", "has others"),
+        copy_run,
+    ),
+    "discover with fewer known classes": Bad(
+        ["discover", "run", "--setting", "tiny-3-2", "-o", "new"],
+        ("run learnt from the labelled pictures of tiny-4-2", "has others"),
+        copy_run,
+    ),
     "discover in a pool of other pictures": Bad(
         ["discover", "run", "--setting", "digits-4-2", "-o", "new"],
-        ("(1, 8, 8)", "reads (1, 16, 16)"),
+        ("run learnt from the labelled pictures of tiny-4-2", "digits-4-2 has others"),
         copy_run,
     ),
     "evaluate nothing": Bad(["evaluate", "no"], ("no does not exist",)),
@@ -1124,12 +1152,14 @@ OWN_BAD = {
         said=("--num-novel and --set discovery.num_novel=…",),
     ),
     "a name on two lines": Bad(["name", "both", "novel-1=new\nline"], ("cannot be printed",)),
-    "a number without a pool": discover_own("-n", "2", said=GO_WITH),
-    "strictly without a pool": discover_own("--strict", said=GO_WITH),
+    "a number without a pool": discover_own("-n", "2", said=("--images says which ones to take",)),
+    "strictly without a pool": discover_own("--strict", said=("goes with --images",)),
     "a pool beside a resume": Bad(
         ["discover", "--resume", "both", "--images", "pool", "-n", "2"], ("nothing beside it",)
     ),
-    "a number beside a resume": Bad(["discover", "--resume", "both", "-n", "2"], GO_WITH),
+    "a number beside a resume": Bad(
+        ["discover", "--resume", "both", "-n", "2"], ("nothing beside it",)
+    ),
     "a pool without a model": Bad(["discover", "--images", "pool", "-n", "2"], ("needs MODEL",)),
     "a pool for no model": Bad(
         ["discover", "no", "--images", "pool", "-n", "2"], ("no holds no model",)
@@ -1520,6 +1550,84 @@ def test_a_discovered_model_begins_another_round(call: Call, own: Path) -> None:
     assert contents(Path("both")) == before
     rows = json.loads(call("predict", "third", "pool", "birds", "-f", "json").out)
     assert {row["class"] for row in rows} <= set(model.class_names)
+
+
+def test_the_number_of_classes_may_be_another_than_the_settings(call: Call, run_copy: Path) -> None:
+    words = ("discover", run_copy, "-n", "3", "--out", "new", *OWN_ROUND)
+    assert call(*words).code == 0
+    assert Run.open(Path("new")).config.discovery.num_novel == 3
+    answer = call("discover", run_copy, "-n", "3", "--set", "discovery.num_novel=3", "-o", "other")
+    assert "say the same" in answer.err
+
+
+def test_a_setting_does_not_go_on_from_a_round_that_was_cut_off(call: Call, own: Path) -> None:
+    words = ("--images", "pool", "-n", "2", "--out", "later", *OWN_ROUND)
+    assert call("discover", "both", *words).code == 0
+    Path("later/model.json").unlink()
+    Path("later/model.safetensors").unlink()
+    answer = call("discover", "later", "--setting", "tiny-2-3", "--out", "new", *OWN_ROUND)
+    assert answer.code == 2
+    assert "later has discovered classes in pictures of your own" in answer.err
+
+
+def test_a_link_that_leads_to_itself_is_one_line(call: Call, own: Path) -> None:
+    Path("round").symlink_to("round")
+    for words in (
+        ("learn", "--images", "round"),
+        ("discover", "known", "--images", "round", "-n2"),
+    ):
+        answer = call(*words, "--out", "new")
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert "round" in answer.err
+
+
+def test_documents_are_filled_in_as_they_are_when_the_runs_are_done(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("a.md").write_text("before\n<!-- generated: digits-seeds -->\n<!-- end -->\n")
+
+    def reproduce(*_: Any) -> list[Any]:
+        Path("a.md").write_text(Path("a.md").read_text() + "written meanwhile\n")
+        return []
+
+    monkeypatch.setattr(Bench, "reproduce", reproduce)
+    monkeypatch.setattr(Bench, "missing", lambda *_: [])
+    assert call("reproduce", "digits", "--docs", "a.md").code == 0
+    text = Path("a.md").read_text()
+    assert text.endswith("written meanwhile\n")
+    assert "| seed |" in text
+
+
+def test_an_interrupted_table_says_how_to_go_on(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reproduce(*_: Any) -> list[Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "reproduce", reproduce)
+    answer = call("reproduce", "digits")
+    assert "The same command goes on with what is missing." in answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("runs.jsonl", None, "lacks scores"),
+        ("observations.json", "[]", "does not hold observations"),
+        ("observations.json", '{"maturity": 3}', "does not hold observations"),
+    ],
+)
+def test_results_that_are_none_are_one_line(
+    call: Call, name: str, text: str | None, words: str
+) -> None:
+    cell = RUNS["digits"][0]
+    line = {"setting": cell.setting, "method": "ncdwf", "variant": "main", "seed": 0}
+    whole = json.dumps({**line, "config": config_record(cell.config)})
+    Path("results").mkdir()
+    Path("results", name).write_text(whole if text is None else text)
+    answer = call("reproduce", "digits", "--seed", "0", "--variant", "main", "--method", "ncdwf")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert words in answer.err
 
 
 def test_a_model_of_own_pictures_discovers_in_the_pool_of_a_setting(call: Call, own: Path) -> None:

@@ -15,6 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.client import IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -285,14 +286,19 @@ def test_a_full_disk_leaves_nothing(
     assert "the disk is full; " in refused(source, tmp_path, StorageError)
 
 
-def test_two_processes_do_not_download_at_once(server: Server, tmp_path: Path) -> None:
+def test_a_second_process_waits_for_the_download_of_the_first(
+    server: Server, tmp_path: Path
+) -> None:
     source = server.source(gzip.compress(good()))
-    with (
-        storage.locked(tmp_path),
-        pytest.raises(InputError, match="is in use by another process"),
-    ):
+    with ThreadPoolExecutor(1) as other:
+        with storage.locked(tmp_path):
+            waiting = other.submit(get, source, tmp_path)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+            assert not server.requests
+        waiting.result(timeout=30)
         get(source, tmp_path)
-    assert not server.requests
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError()])

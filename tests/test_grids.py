@@ -8,6 +8,7 @@ from ncdwf.data.setting import Setting
 from ncdwf.results.configuration import config_record, is_record_of, variant
 from ncdwf.results.grids import (
     CIFAR_SETTINGS,
+    CONFUSION,
     GRIDS,
     MAIN,
     MATURITY,
@@ -106,3 +107,11 @@ def test_snapshots_are_kept_of_one_run_and_do_not_make_it_another() -> None:
     plain = replace(MATURITY.config, snapshot_epochs=0, seed=7, engine="eager")
     assert is_record_of(config_record(plain), MATURITY.config)
     assert Cell(setting="cifar100-50-50", variant=MAIN, seed=1).config.snapshot_epochs == 0
+    # Whatever table asks for it first.
+    for grid in ("main", "alpha"):
+        cells = [cell for cell in RUNS[grid] if cell.name == MATURITY.name]
+        assert [cell.config.snapshot_epochs for cell in cells] == [20]
+
+
+def test_figures_have_all_the_runs_that_they_show() -> None:
+    assert {*GRIDS["main"].cells(), MATURITY, CONFUSION} <= set(RUNS["figures"])

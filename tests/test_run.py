@@ -1,16 +1,21 @@
 """Run directories: how they begin, what they record, what is left alone."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import shorter
 from test_experiment import files
+from test_model import NOVEL
 
 from ncdwf import storage
 from ncdwf.config import Config
 from ncdwf.errors import InputError, StorageError
 from ncdwf.learning.loop import Epoch
-from ncdwf.results.run import Run, new_run_dir
+from ncdwf.results import experiment
+from ncdwf.results.run import Run, load_supervised, new_run_dir
 
 
 def test_a_directory_with_a_run_or_a_model_is_refused(
@@ -50,6 +55,37 @@ def test_a_disk_that_is_full_leaves_no_beginning(
     assert files(tmp_path) == before
     assert (tmp_path / "run").exists() == others
     assert Run.create(tmp_path / "run", tiny).config.setting == tiny.setting
+
+
+def test_a_beginning_that_was_killed_is_begun_again(
+    tmp_path: Path, tiny: Config, run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, value: Any) -> None:
+        raise SystemExit
+
+    start, path = load_supervised(run_copy), tmp_path / "new"
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "write_json", killed)
+        with pytest.raises(SystemExit):
+            Run.create(path, tiny, start)
+    assert files(path / "supervised")
+    other = replace(start, model=start.model.with_novel(NOVEL, identifier=True, seed=0))
+    with pytest.raises(InputError, match="holds a model already"):
+        Run.create(path, tiny, other)
+    run = Run.create(path, tiny, start)
+    assert files(run.supervised_dir) == files(run_copy / "supervised")
+
+
+def test_what_a_supervised_phase_was_made_with_stays_known(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCDWF_COMMIT", "aaa")
+    first = Run.create(tmp_path / "first", shorter(tiny))
+    experiment.learn_stage(first, partial(experiment.labelled_of, tiny.setting, None))
+    for name, commits in (("bbb", "aaa, bbb"), ("aaa", "aaa")):
+        monkeypatch.setenv("NCDWF_COMMIT", name)
+        second = Run.create(tmp_path / name, shorter(tiny), load_supervised(first.path))
+        assert second.provenance["commit"] == commits
 
 
 def test_new_run_directories_have_fresh_names(tmp_path: Path, tiny: Config) -> None:

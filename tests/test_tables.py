@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ncdwf.errors import InputError
 from ncdwf.results import tables
 from ncdwf.results.benchmark import Line
 from ncdwf.results.configuration import config_record
@@ -249,6 +250,18 @@ def test_fill_replaces_known_blocks_and_leaves_the_rest() -> None:
     assert fill(text, {"x": "new\n", "y": "z"}) == (
         "a\n<!-- generated: x -->\n\nnew\n\n<!-- end -->\nb\n"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- generated: x -->\nold\n# and the rest of the document\n",
+        "<!-- generated: x -->\nold\n<!-- generated: y -->\nold\n<!-- end -->\n",
+    ],
+)
+def test_a_block_without_its_end_swallows_nothing(text: str) -> None:
+    with pytest.raises(InputError, match="the generated block 'x' has no <!-- end -->"):
+        fill(text, {"x": "new", "y": "new"})
 
 
 def test_every_commit_of_a_run_is_shown_and_whether_files_differed_from_it() -> None:

@@ -138,8 +138,9 @@ def print_survey(found: Survey) -> None:
 
 def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
     """List tensors by what they are derived from."""
-    columns = ("derived from, tensor", "shape")
-    table = Table(*columns, title=printable(title), title_justify="left")
+    table = Table(title=printable(title), title_justify="left")
+    for column in ("derived from, tensor", "shape"):
+        table.add_column(column, overflow="fold")
     table.add_column("bytes", justify="right")
     for source in dict.fromkeys(item.derived_from for item in holdings):
         table.add_section()

@@ -40,6 +40,14 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def exists(path: Path) -> bool:
+    """Tell whether there is something at `path`; at one that is too long is nothing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def make_directory(path: Path) -> Path:
     """Create `path` and its parents if need be, and return it."""
     with _explained(path):
@@ -216,7 +224,7 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
     directory that was not there is gone again if an error leaves it empty: it may be a slip of the
     finger.
     """
-    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    missing = [place for place in (directory, *directory.parents) if not exists(place)]
     with _lock_file(directory, wait=wait):
         try:
             yield

@@ -9,7 +9,7 @@ import typer
 from ncdwf import storage
 from ncdwf.cli.options import DataDir
 from ncdwf.console import Bar, err, out
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, first_line
 from ncdwf.results import observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
 from ncdwf.results.grids import RUNS, Cell
@@ -28,6 +28,9 @@ def reproduce(
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--setting", help="Run these alone; may be repeated.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", "-m", help="Run these alone; may be repeated.")
     ] = None,
     seeds: Annotated[
         list[int] | None, typer.Option("--seed", help="Run these alone; may be repeated.")
@@ -61,35 +64,62 @@ def reproduce(
     """
     if name not in RUNS:
         raise InputError(f"unknown table {name!r}; there are {', '.join(RUNS)}")
-    texts = {path: storage.read_bytes(path).decode() for path in docs or ()}
+    wanted = _wanted(name, settings or (), methods or (), seeds or (), variants or ())
+    _filled(docs or (), _blocks(results))  # what cannot be is refused before hours of runs
     with Bar() as bar:
         bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
-        wanted = _wanted(name, settings or (), seeds or (), variants or ())
-        for line in bench.reproduce(wanted):
-            keys = ("setting", "method", "variant", "seed")
-            err.print(*(line[key] for key in keys), "done", highlight=False)
+        try:
+            for line in bench.reproduce(wanted):
+                keys = ("setting", "method", "variant", "seed")
+                err.print(*(line[key] for key in keys), "done", highlight=False)
+        except KeyboardInterrupt:
+            err.print("Interrupted. The same command goes on with what is missing.")
+            raise
         for cell in bench.missing(wanted):
             err.print(f"{cell.name} is being run by another process", highlight=False)
-    lines = read_lines(results)
-    blocks = tables.blocks(lines, observations.read(results.parent))
+    blocks = _blocks(results)
     for block in tables.TABLES.get(name, ()):
         out.print(f"{block}\n\n{blocks[block]}", soft_wrap=True, highlight=False)
-    for path, text in texts.items():
-        storage.write_bytes(path, tables.fill(text, blocks).encode())
+    for path, text in _filled(docs or (), blocks).items():
+        storage.write_bytes(path, text.encode())
     if name == "figures":
         from ncdwf.results import illustrations  # matplotlib takes half a second to import
 
-        for path in illustrations.draw(lines, results.parent, figures_dir):
+        for path in illustrations.draw(read_lines(results), results.parent, figures_dir):
             out.print(f"Drawn: {path}", soft_wrap=True)
 
 
+def _blocks(results: Path) -> dict[str, str]:
+    lines, observed = read_lines(results), observations.read(results.parent)
+    try:
+        return tables.blocks(lines, observed)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"a line of {results} lacks scores: {first_line(error)}") from error
+
+
+def _filled(docs: Sequence[Path], blocks: dict[str, str]) -> dict[Path, str]:
+    """Return the documents as they are now, with the tables filled in."""
+    filled = {}
+    for path in docs:
+        try:
+            filled[path] = tables.fill(storage.read_bytes(path).decode(), blocks)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not a document in UTF-8") from error
+    return filled
+
+
 def _wanted(
-    name: str, settings: Sequence[str], seeds: Sequence[int], variants: Sequence[str]
+    name: str,
+    settings: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    variants: Sequence[str],
 ) -> list[Cell]:
     """Return the runs of a table that the options leave; refuse what the table does not have."""
     cells = RUNS[name]
     for option, given, there in (
         ("--setting", settings, [cell.setting for cell in cells]),
+        ("--method", methods, [cell.variant.method for cell in cells]),
         ("--seed", seeds, [cell.seed for cell in cells]),
         ("--variant", variants, [cell.variant.name for cell in cells]),
     ):
@@ -101,9 +131,10 @@ def _wanted(
         cell
         for cell in cells
         if cell.setting in (settings or [cell.setting])
+        and cell.variant.method in (methods or [cell.variant.method])
         and cell.seed in (seeds or [cell.seed])
         and cell.variant.name in (variants or [cell.variant.name])
     ]
     if not wanted:
-        raise InputError(f"no run of {name!r} has this --setting, --seed and --variant at once")
+        raise InputError(f"no run of {name!r} has all of these --setting, --method, … at once")
     return wanted

@@ -22,14 +22,14 @@ from ncdwf.learning.survey import check_pool
 from ncdwf.model import Model
 from ncdwf.recipes import LARGEST_SIDE, fit_discovery, fit_supervised, own_data
 from ncdwf.results import experiment
-from ncdwf.results.run import CONFIG_FILE, Run, load_model
+from ncdwf.results.run import CONFIG_FILE, Run, load_model, start_from
 
 
 def own_config(
     images: Path, image_size: int | None, backbone: str | None, strict: bool, changes: Changes
 ) -> Config:
     """Return the configuration that follows from somebody's labelled pictures."""
-    check_text(images.resolve())
+    check_text(os.path.realpath(images))
     listing = _labelled_listing(images)
     found, has_gpu = glance(listing.paths), choose_device("auto").type == "cuda"
     side = image_size or min(found.median_side, LARGEST_SIDE[has_gpu])
@@ -37,7 +37,7 @@ def own_config(
     config = fit_supervised(
         own_data(shape, backbone=backbone, has_gpu=has_gpu), len(listing.paths), has_gpu=has_gpu
     )
-    own = OwnData(shape=shape, labelled=str(images.resolve()), strict=strict)
+    own = OwnData(shape=shape, labelled=os.path.realpath(images), strict=strict)
     config = changes.override(replace(config, own=own))
     experiment.check_shape(config, shape)
     return config
@@ -58,14 +58,13 @@ def own_classes(
 def own_round(
     model: Path,
     images: list[Path],
-    num_novel: str | None,
     strict: bool,
     out_dir: Path | None,
     changes: Changes,
 ) -> tuple[Run, Callable[[], experiment.Pool]]:
     """Begin a round of discovery in somebody's unlabelled pictures, once they are read."""
-    wanted = _number(num_novel)
-    check_text(*(path.resolve() for path in images))
+    places = tuple(os.path.realpath(path) for path in images)
+    check_text(*places)
     check_learnt(model)
     if Run(model).is_discovering:
         raise InputError(
@@ -80,10 +79,10 @@ def own_round(
     if (model / CONFIG_FILE).exists():
         recorded = Run.open(model).config
         config = replace(config, supervised=recorded.supervised, seed=recorded.seed)
-    config = fit_discovery(config, num_pictures, wanted, has_gpu=has_gpu)
+    config = fit_discovery(config, num_pictures, 0, has_gpu=has_gpu)
     if not reads_small_views(start, changes.override(config).discovery):
         config = replace(config, discovery=replace(config.discovery, num_small=0))
-    own = OwnData(shape=shape, pool=tuple(str(path.resolve()) for path in images), strict=strict)
+    own = OwnData(shape=shape, pool=places, strict=strict)
     recorded, config = config, changes.override(replace(config, own=own))
     check_over(config, recorded)
     experiment.check_shape(config, shape)
@@ -91,7 +90,7 @@ def own_round(
     with Bar() as bar:
         pool = pool_reader(config, None, bar)()
     check_pool(len(pool[0]), config.discovery.num_novel)
-    work = Run.create(run_dir(out_dir, config), config, (start, []))
+    work = Run.create(run_dir(out_dir, config), config, start_from(model, start))
     print_choices(config, "discovery", counted(len(pool[0]), "picture"))
     return work, lambda: pool
 
@@ -163,12 +162,8 @@ def picture_shape(model: Model) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _number(text: str | None) -> int:
+def class_number(text: str) -> int:
     """Return how many classes to look for; 0 leaves it to discovery."""
-    if text is None:
-        raise InputError(
-            "discover needs --num-novel with --images: how many classes to look for, or auto"
-        )
     if text == "auto":
         return 0
     if not (text.isascii() and text.isdigit() and len(text) <= 7 and int(text) > 0):

@@ -20,7 +20,14 @@ from ncdwf.cli.options import (
     SettingName,
     Strict,
 )
-from ncdwf.cli.own import labelled_reader, own_classes, own_config, own_round, pool_reader
+from ncdwf.cli.own import (
+    class_number,
+    labelled_reader,
+    own_classes,
+    own_config,
+    own_round,
+    pool_reader,
+)
 from ncdwf.cli.runs import (
     Changes,
     begin,
@@ -190,11 +197,13 @@ def discover(
         ncdwf discover --resume both
     """
     check_once(sets or (), seed=seed, method=method, pool=pool, num_novel=num_novel)
-    pool_sets = () if pool is None else (f"discovery.pool={pool}",)
-    changes = Changes(method=method, seed=seed, sets=(*pool_sets, *(sets or ())), data_dir=data_dir)
+    added = [] if pool is None else [f"discovery.pool={pool}"]
+    if num_novel is not None:
+        added.append(f"discovery.num_novel={class_number(num_novel)}")
+    changes = Changes(method=method, seed=seed, sets=(*added, *(sets or ())), data_dir=data_dir)
     load: Callable[[], experiment.Pool] | None = None
-    if not images and (strict or num_novel is not None):
-        raise InputError("--num-novel and --strict go with --images")
+    if not images and strict:
+        raise InputError("--strict goes with --images")
     if resume is not None:
         work = reopen_round(resume, changes, model, out_dir, setting, images)
     elif model is None:
@@ -203,7 +212,11 @@ def discover(
         if setting is not None:
             raise InputError("--images takes the place of --setting")
         check_free(out_dir)
-        work, load = own_round(model, images, num_novel, strict, out_dir, changes)
+        if num_novel is None:
+            raise InputError(
+                "discover needs --num-novel with --images: how many classes to look for, or auto"
+            )
+        work, load = own_round(model, images, strict, out_dir, changes)
     else:
         work = begin_round(model, setting, out_dir, changes)
     with _resumable(work), Bar() as bar:

@@ -48,6 +48,11 @@ class Changes:
         config = complete(config)
         method = config.method["name"]
         for assignment in self.sets:
+            field = assignment.partition("=")[0].partition(".")[0]
+            if field in ("setting", "own"):
+                raise InputError(
+                    f"--set cannot choose {field}; the argument SETTING and --images name the data"
+                )
             config = override(config, assignment)
         name = check_method(config.method["name"])
         if name != method:  # which has other fields, and a recipe of its own
@@ -95,7 +100,8 @@ def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes:
     check_learnt(model)
     start = load_supervised(model)
     recorded = recorded_config(model, setting, option="--images")
-    if (model / DESCRIPTION_FILE).exists() and is_own(model):
+    is_later = start.model.num_novel > 0 or start.model.architecture.num_discovered > 0
+    if is_later or ((model / DESCRIPTION_FILE).exists() and is_own(model)):
         raise InputError(
             f"{model} has discovered classes in pictures of your own, which a setting would begin "
             "without; --images begins another round"
@@ -103,8 +109,22 @@ def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes:
     config = changes.apply(recorded)
     check_over(config, recorded)
     if setting is not None:
-        start[0].check(experiment.pool_of(config.setting, changes.data_dir)[:1])
+        _check_labelled(model, setting)
+        start.model.check(experiment.pool_of(config.setting, changes.data_dir)[:1])
     return Run.create(run_dir(out_dir, config), config, start)
+
+
+def _check_labelled(model: Path, setting: str) -> None:
+    """Refuse a model that learnt from other labelled pictures than those of `setting`.
+
+    Its scores would be of pictures that it knows, or of other classes.
+    """
+    if (model / CONFIG_FILE).exists() and not is_own(model):
+        learnt = Run.open(model).config.setting
+        if Setting.parse(learnt).labelled_name != Setting.parse(setting).labelled_name:
+            raise InputError(
+                f"{model} learnt from the labelled pictures of {learnt}, and {setting} has others"
+            )
 
 
 def is_own(model: Path) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ncdwf import storage
 from ncdwf.data import download
 from ncdwf.data.inputs import TrainAndTest
-from ncdwf.errors import InputError, NcdwfError
+from ncdwf.errors import InputError, NcdwfError, first_line
 
 DATA_VARIABLE = "NCDWF_DATA"
 Batch = tuple[UInt8[ndarray, "image 3 32 32"], Int64[ndarray, " image"]]
@@ -170,5 +170,4 @@ def parse_pickle(data: bytes, path: Path) -> Any:
     try:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except Exception as error:  # a hostile pickle can make the machine raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} is not a pickle of plain values: {reason}") from error
+        raise InputError(f"{path} is not a pickle of plain values: {first_line(error)}") from error

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ncdwf.errors import InputError, StorageError, printable
+from ncdwf.errors import InputError, StorageError, first_line, printable
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 """Pillow guesses the format from the content; what is not listed is never decoded."""
@@ -188,8 +188,7 @@ def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         accepted = f"its content is no picture of a kind that is accepted: {', '.join(FORMATS)}"
         return accepted if path.stat().st_size else "it is empty"
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return (text.splitlines() or [type(error).__name__])[0]
+    return first_line(error.strerror if isinstance(error, OSError) and error.strerror else error)
 
 
 def _upright(file: Image.Image) -> Image.Image:

@@ -71,7 +71,7 @@ def download(
         progress: hears of every chunk.
     """
     # The lock is a file, so a place that cannot be written is found before anything is sent.
-    with storage.locked(folder.parent):
+    with storage.locked(folder.parent, wait=True):
         if not folder.is_dir():  # it is there if another process has just let go of the lock
             files = unpack(fetch(source, progress), folder.name, names)
             storage.commit_directory(folder, files)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ncdwf import storage
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, first_line
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif")
 ENDINGS = f"files ending in {', '.join(SUFFIXES)} are accepted"
@@ -226,8 +226,7 @@ def _read_parquet(file: Path, wanted: Sequence[str]) -> list[tuple[str, ...]]:
         _check_columns(table.schema_arrow.names, wanted, file)
         columns = [table.read([name], use_threads=False).column(0).to_pylist() for name in wanted]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        line = str(error).splitlines()[0]
-        raise InputError(f"{file} is not a valid Parquet table: {line}") from error
+        raise InputError(f"{file} is not a valid Parquet table: {first_line(error)}") from error
     return [tuple(_text(cell, file) for cell in row) for row in zip(*columns, strict=True)]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ncdwf import storage
 from ncdwf.config import from_dict, require
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, first_line
 from ncdwf.model.architecture import Architecture
 
 FORMAT = 3
@@ -39,6 +39,13 @@ def write(directory: Path, description: Description, tensors: Mapping[str, Tenso
     directory = free_directory(directory)
     storage.write_bytes(directory / WEIGHTS_FILE, weights)
     storage.write_bytes(directory / DESCRIPTION_FILE, content)
+
+
+def is_written(directory: Path, description: Description, tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether `write` has written just this into `directory`."""
+    path = directory / DESCRIPTION_FILE
+    weights_sha256 = storage.sha256(storage.to_tensor_bytes(dict(tensors)))
+    return path.is_file() and storage.read_bytes(path) == _to_bytes(description, weights_sha256)
 
 
 def free_directory(directory: Path) -> Path:
@@ -74,7 +81,7 @@ def blamed_on(path: Path) -> Iterator[None]:
     try:
         yield
     except (InputError, KeyError, TypeError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise InputError(f"{path} does not describe a model of ncdwf: {reason}") from error
 
 

@@ -225,7 +225,7 @@ class Foreign(nn.Module):
                 blank = torch.zeros(2, *shape, device=weight.device)
                 features = self._features(self.module.eval()(blank))
         except UNREADABLE as error:
-            reason = (str(error).splitlines() or [""])[0]
+            reason = first_line(error)
             raise InputError(
                 f"this backbone cannot read inputs of shape {shape}: {reason}"
             ) from error

@@ -351,6 +351,10 @@ class Model(nn.Module):
         """Write the model into `directory`, which must not hold one yet."""
         archive.write(Path(directory), self._description(), self.state_dict())
 
+    def is_saved_in(self, directory: Path | str) -> bool:
+        """Tell whether this very model was written into `directory`."""
+        return archive.is_written(Path(directory), self._description(), self.state_dict())
+
     def save_names(self, directory: Path | str) -> None:
         """Write other names of the classes into the directory that this model was loaded from."""
         archive.rewrite_description(Path(directory), self._description())

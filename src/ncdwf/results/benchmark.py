@@ -19,10 +19,10 @@ from ncdwf.errors import InputError, InUseError
 from ncdwf.learning.loop import Progress
 from ncdwf.results import observations
 from ncdwf.results.configuration import config_record, is_record_of
-from ncdwf.results.environment import source_commit
+from ncdwf.results.environment import environment
 from ncdwf.results.experiment import check, execute, labelled_of, learn_stage
 from ncdwf.results.grids import Cell
-from ncdwf.results.run import CONFIG_FILE, SCORES_FILE, Run, load_supervised
+from ncdwf.results.run import CONFIG_FILE, PROVENANCE, SCORES_FILE, Run, load_supervised
 
 Line = dict[str, Any]
 """One finished run."""
@@ -115,8 +115,9 @@ class Bench:
 
     def _supervised(self, config: Config) -> Run:
         labelled = Setting.parse(config.setting).labelled_name
-        # Another commit's is not taken: a line names the commit that made all of it.
-        parts = [labelled, asdict(config.supervised), config.backbone, config.seed, source_commit()]
+        # Another commit's, device's or torch's is not taken: a line names what made all of it.
+        made_with = [environment(config)[key] for key in PROVENANCE]
+        parts = [labelled, asdict(config.supervised), config.backbone, config.seed, made_with]
         name = hashlib.sha256(storage.to_json_bytes(parts)).hexdigest()[:12]
         path = self.work_dir / "supervised" / f"{labelled}-seed{config.seed}-{name}"
         with self._claimed(path.name, wait=True):

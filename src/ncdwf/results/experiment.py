@@ -173,6 +173,8 @@ def evaluate_stage(path: Path, setting: str, *, data_dir: Path | None = None) ->
     has_supervised = (supervised_dir / DESCRIPTION_FILE).exists()
     supervised = Model.load(supervised_dir) if has_supervised else None
     model = load_model(path)
+    if supervised is not None and supervised.num_known != model.num_known:
+        supervised = None  # it is of an earlier round, when fewer classes were known
     is_its_own = (path / CONFIG_FILE).exists() and Run(path).config.setting == setting
     if not is_its_own:
         _check_names(model, split, setting)
@@ -207,6 +209,7 @@ def score_snapshots(run: Run, *, data_dir: Path | None = None) -> dict[int, Scor
 
 
 def _write_results(run: Run, scores: Scores, predictions: Predictions) -> None:
+    run.note_environment()
     arrays: Mapping[str, Any] = {
         item.name: getattr(predictions, item.name) for item in dataclasses.fields(predictions)
     }

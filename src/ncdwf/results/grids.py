@@ -19,7 +19,7 @@ class Variant:
     """What its row is called, which may differ from table to table."""
     method: str = "ncdwf"
     sets: tuple[str, ...] = ()
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = field(default=None, compare=False)
     """Others than those of the grid."""
 
 
@@ -335,6 +335,6 @@ RUNS: dict[str, tuple[Cell, ...]] = {
     "tau": tuple(GRIDS["main"].cells()),
     "number": COUNTED,
     "rounds": (TWO_ROUNDS, ONE_ROUND),
-    "figures": (MATURITY, CONFUSION),
+    "figures": tuple(GRIDS["main"].cells()),
 }
 """What `ncdwf reproduce` runs, by the name of the table."""

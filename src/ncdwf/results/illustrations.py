@@ -61,18 +61,14 @@ def points(lines: list[Line]) -> list[figures.Point]:
     for variant in grid.variants:
         for setting in CIFAR_SETTINGS:
             runs = runs_of(grid, setting, variant, lines)
-            if runs:
-                known, novel = (
-                    float(np.mean([run["aware"][part] for run in runs]))
-                    for part in ("known", "novel")
+            if not runs:
+                raise InputError(f"the results lack {variant.method} on {setting}: reproduce main")
+            known, novel = (
+                float(np.mean([run["aware"][part] for run in runs])) for part in ("known", "novel")
+            )
+            found.append(
+                figures.Point(
+                    setting=setting, method=variant.method, source="ours", known=known, novel=novel
                 )
-                found.append(
-                    figures.Point(
-                        setting=setting,
-                        method=variant.method,
-                        source="ours",
-                        known=known,
-                        novel=novel,
-                    )
-                )
+            )
     return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from ncdwf import storage
 from ncdwf.data.setting import Setting
+from ncdwf.errors import InputError
 from ncdwf.learning.counting import count_classes
 from ncdwf.learning.loop import choose_device
 from ncdwf.model import Model
@@ -37,7 +38,12 @@ def read(directory: Path) -> dict[str, Any]:
 
 def _read_all(directory: Path) -> dict[str, Any]:
     path = directory / FILE
-    return storage.read_json(path) if path.exists() else {}
+    kept = storage.read_json(path) if path.exists() else {}
+    if not isinstance(kept, dict) or not all(
+        isinstance(entry, dict) and "config" in entry for entry in kept.values()
+    ):
+        raise InputError(f"{path} does not hold observations of finished runs")
+    return kept
 
 
 def is_kept(cell: Cell, directory: Path) -> bool:
@@ -63,6 +69,8 @@ def keep(cell: Cell, run: Run, directory: Path, *, data_dir: Path | None = None)
 def _maturity(run: Run, data_dir: Path | None) -> dict[str, Any]:
     """Return how well the identifier of every snapshot tells known from novel pictures."""
     scores = score_snapshots(run, data_dir=data_dir)
+    if not scores:
+        raise InputError(f"{run.path} has kept no snapshots; delete it to run again")
     rules = {epochs: s.agnostic[s.default_rule] for epochs, s in scores.items()}
     return {
         "epochs": list(scores),

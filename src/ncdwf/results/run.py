@@ -9,7 +9,7 @@ cut off goes on where it stopped.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +43,16 @@ FOLDERS_OF_BEGIN = frozenset({SUPERVISED})
 """All that a run may hold before anything was trained in it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a run begins with where its supervised phase was done elsewhere."""
+
+    model: Model
+    history: History
+    environment: dict[str, Any] | None = None
+    """What that was made with, if it is recorded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run directory: its path and what is in it. Nothing is computed again."""
@@ -52,16 +62,15 @@ class Run:
     """What `create` brought into the directory and may be taken back."""
 
     @classmethod
-    def create(
-        cls, path: Path, config: Config, start: tuple[Model, History] | None = None
-    ) -> "Run":
+    def create(cls, path: Path, config: Config, start: Start | None = None) -> "Run":
         """Begin a run in `path`, which must not hold one yet.
 
-        `start` is a supervised phase done elsewhere: its model and its history. The configuration
-        is written last: without it there is no run.
+        The configuration is written last: without it there is no run. The model of a beginning
+        that was cut off is taken as it is if it is that of `start`.
         """
-        made = frozenset(n for n in FILES_OF_BEGIN | FOLDERS_OF_BEGIN if not (path / n).exists())
-        if (path / DESCRIPTION_FILE).exists() and not (path / CONFIG_FILE).exists():
+        names = FILES_OF_BEGIN | FOLDERS_OF_BEGIN
+        made = frozenset(name for name in names if not storage.exists(path / name))
+        if storage.exists(path / DESCRIPTION_FILE) and CONFIG_FILE in made:
             raise InputError(f"{path} holds a model already; choose another directory")
         run = cls(path, made)
         try:
@@ -71,12 +80,15 @@ class Run:
                         f"{path} holds a run already; resume it with --resume or choose another "
                         "directory"
                     )
+                made_with = environment(config)
                 if start is not None:
-                    start[0].save(run.supervised_dir)
-                    run.record(start[1])
-                storage.write_json(path / ENVIRONMENT_FILE, environment(config))
+                    if not start.model.is_saved_in(run.supervised_dir):
+                        start.model.save(run.supervised_dir)
+                    run.record(start.history)
+                    made_with = _noted(start.environment, made_with)
+                storage.write_json(path / ENVIRONMENT_FILE, made_with)
                 storage.write_json(path / CONFIG_FILE, asdict(complete(config)))
-        except StorageError:
+        except (StorageError, KeyboardInterrupt):
             with suppress(OSError):  # what went wrong first is told
                 run._take_back()
             raise
@@ -107,11 +119,10 @@ class Run:
 
     def note_environment(self) -> None:
         """Note what the run goes on with, where that is not what it has been made with so far."""
-        known, now = self.environment, environment(self.config)
-        latest = [known, *known.get(LATER, ())][-1]
-        if any(latest.get(key) != now[key] for key in PROVENANCE):
-            later = [*known.get(LATER, ()), now]
-            storage.write_json(self.path / ENVIRONMENT_FILE, {**known, LATER: later})
+        known = self.environment
+        noted = _noted(known, environment(self.config))
+        if noted != known:
+            storage.write_json(self.path / ENVIRONMENT_FILE, noted)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -219,6 +230,16 @@ class Run:
             self.path.rmdir()
 
 
+def _noted(known: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run was made with so far, with `now` behind it if that is something else."""
+    if known is None:
+        return now
+    later = known.get(LATER, [])
+    latest = [known, *later][-1]
+    is_same = all(latest.get(key) == now[key] for key in PROVENANCE)
+    return known if is_same else {**known, LATER: [*later, now]}
+
+
 def _is_environment(values: Any) -> bool:
     return isinstance(values, dict) and isinstance(values.get(LATER, []), list)
 
@@ -253,13 +274,20 @@ def model_dir(path: Path) -> Path:
     return newest if (newest / DESCRIPTION_FILE).exists() else path
 
 
-def load_supervised(path: Path) -> tuple[Model, History]:
-    """Return a model before discovery and its history: of a run directory, or of a model alone."""
+def start_from(path: Path, model: Model, history: Sequence[Epoch] = ()) -> Start:
+    """Return the beginning of a run from a model in `path`, whose environment may be recorded."""
+    is_recorded = (path / ENVIRONMENT_FILE).exists()
+    made_with = Run(path).environment if is_recorded else None
+    return Start(model=model, history=list(history), environment=made_with)
+
+
+def load_supervised(path: Path) -> Start:
+    """Return the model before discovery of a run directory, with its history, or a model alone."""
     run = Run(path)
     if not (run.supervised_dir / DESCRIPTION_FILE).exists():
         model = Model.load(path)
         if model.novel_head is not None:
             raise InputError(f"{path} has discovered already; give the model of 'ncdwf learn'")
-        return model, []
+        return start_from(path, model)
     history = [epoch for epoch in run.history() if epoch.phase == SUPERVISED]
-    return Model.load(run.supervised_dir), history
+    return start_from(path, Model.load(run.supervised_dir), history)

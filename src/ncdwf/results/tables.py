@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from ncdwf.errors import InputError
 from ncdwf.results import paper
 from ncdwf.results.benchmark import Line, find
 from ncdwf.results.evaluation import PAPER_TAU, PAPER_TAUS
@@ -312,7 +313,10 @@ def fill(text: str, blocks: dict[str, str]) -> str:
         start, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
         before, found, rest = text.partition(start)
         if found:
-            text = before + start + "\n" + block + "\n" + end + rest.partition(end)[2]
+            inside, ended, after = rest.partition(end)
+            if not ended or "<!-- generated: " in inside:
+                raise InputError(f"the generated block {name!r} has no {end}")
+            text = before + start + "\n" + block + "\n" + end + after
     return text
 
 
