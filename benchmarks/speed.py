@@ -27,13 +27,14 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, override
 from ncdwf.learning.discovery import discover, make_method
-from ncdwf.learning.loop import PRECISION, History, Quiet, fastest_convolutions
+from ncdwf.learning.loop import PRECISION, History, fastest_convolutions
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import BACKBONES
 from ncdwf.model.heads import MultiHead
 from ncdwf.model.initialise import build
 from ncdwf.noise import generator
+from ncdwf.progress import Quiet
 from ncdwf.recipes import recipe
 from ncdwf.results.configuration import complete
 from ncdwf.results.environment import in_brief

@@ -32,9 +32,10 @@ from ncdwf import storage
 from ncdwf.config import Config, Discovery, Optim, Supervised, View, override
 from ncdwf.data.setting import DataSet, Setting, Split
 from ncdwf.learning.discovery import METHODS, discover, make_method
-from ncdwf.learning.loop import History, Quiet
+from ncdwf.learning.loop import History
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
+from ncdwf.progress import Quiet
 from ncdwf.results import experiment
 from ncdwf.results.environment import in_brief
 from ncdwf.results.run import Run

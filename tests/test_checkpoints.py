@@ -20,7 +20,7 @@ from torch import Tensor
 from ncdwf import storage
 from ncdwf.errors import InputError
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.learning.loop import Quiet
+from ncdwf.progress import Quiet
 
 
 def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:

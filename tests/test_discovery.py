@@ -38,13 +38,14 @@ from ncdwf.learning.discovery import (
     make_method,
     register,
 )
-from ncdwf.learning.loop import Epoch, History, Quiet, Terms
+from ncdwf.learning.loop import Epoch, History, Terms
 from ncdwf.learning.sifting import Sifted
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.model.movement import Movement
 from ncdwf.noise import Noise
+from ncdwf.progress import Quiet
 from ncdwf.results.evaluation import evaluate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

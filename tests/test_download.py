@@ -32,9 +32,9 @@ from test_cifar import write
 from ncdwf import storage
 from ncdwf.data import download
 from ncdwf.data.cifar import CIFAR10, CIFAR100, Archive
-from ncdwf.data.download import OFFLINE_VARIABLE, Progress, Source, fetch, unpack
+from ncdwf.data.download import OFFLINE_VARIABLE, Source, fetch, unpack
 from ncdwf.errors import InputError, NcdwfError, StorageError
-from ncdwf.learning import loop
+from ncdwf.progress import Progress
 
 # More than one chunk of what gzip cannot shrink.
 FILES = {"train": Random(0).randbytes(3 * download.CHUNK_BYTES), "test": b"pictures"}
@@ -175,11 +175,6 @@ def test_progress_hears_every_byte(server: Server, tmp_path: Path) -> None:
     assert sum(steps) == source.num_bytes
 
 
-def test_whoever_hears_a_training_hears_a_download() -> None:
-    assert isinstance(Ear(), loop.Progress)
-    assert isinstance(loop.Quiet(), Progress)
-
-
 def test_another_md5_is_refused(server: Server, tmp_path: Path) -> None:
     source = server.source(gzip.compress(good()), md5="0" * 32)
     line = "the download failed: what came has another md5 than the one published"
@@ -316,7 +311,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ncdwf.data.download import Source, download
-from ncdwf.learning.loop import Quiet
+from ncdwf.progress import Quiet
+
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 class Deadly(Quiet):

@@ -21,8 +21,6 @@ from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import (
     History,
     Loss,
-    Progress,
-    Quiet,
     Terms,
     choose_device,
     choose_engine,
@@ -31,6 +29,7 @@ from ncdwf.learning.loop import (
     train,
 )
 from ncdwf.noise import Draw, Noise, draw, generator
+from ncdwf.progress import Progress, Quiet
 
 STEPS, EPOCHS = 5, 3
 OPTIM = Optim(epochs=EPOCHS, batch_size=4, lr=0.1, min_lr=0.01, warmup_epochs=1)

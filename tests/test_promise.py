@@ -26,9 +26,9 @@ from ncdwf.config import Config
 from ncdwf.data.augment import Views
 from ncdwf.data.setting import Split
 from ncdwf.learning.discovery import Method, Outcome, discover, make_method
-from ncdwf.learning.loop import Quiet
 from ncdwf.learning.supervised import learn_known
 from ncdwf.model import Model
+from ncdwf.progress import Quiet
 from ncdwf.results.experiment import execute
 from ncdwf.results.run import Run
 

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ncdwf.errors import InputError
-from ncdwf.learning.loop import Quiet
 from ncdwf.learning.rounds import promote
 from ncdwf.model import Architecture, Model, NovelHead
+from ncdwf.progress import Quiet
 
 SPREADS = ("shared-diagonal", "shared", "per-class")
 # Two known classes and two novel ones, each 30 degrees from one of the known.

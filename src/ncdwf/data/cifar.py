@@ -23,6 +23,7 @@ from ncdwf import storage
 from ncdwf.data import download
 from ncdwf.data.inputs import TrainAndTest
 from ncdwf.errors import InputError, NcdwfError, first_line
+from ncdwf.progress import Progress
 
 DATA_VARIABLE = "NCDWF_DATA"
 Batch = tuple[UInt8[ndarray, "image 3 32 32"], Int64[ndarray, " image"]]
@@ -54,7 +55,7 @@ class Archive:
     label_key: str
     source: download.Source
 
-    def fetch(self, data_dir: Path | None, progress: download.Progress | None = None) -> Path:
+    def fetch(self, data_dir: Path | None, progress: Progress | None = None) -> Path:
         """Return the folder of the official files; download them if it is not there.
 
         Args:

@@ -16,33 +16,16 @@ import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from ncdwf import storage
 from ncdwf.errors import InputError, first_line
+from ncdwf.progress import Progress, Quiet
 
 OFFLINE_VARIABLE = "NCDWF_OFFLINE"
 TIMEOUT_SECONDS = 30.0
 """How long a server may be silent."""
 CHUNK_BYTES = 2**16
 MAX_UNPACKED_BYTES = 2**28
-
-
-@runtime_checkable
-class Progress(Protocol):
-    """Hears how far a download has come; whoever hears a training (`learning/loop.py`) fits."""
-
-    def start(self, task: str, num_bytes: int, done: int, /) -> None:
-        """Begin a task of `num_bytes`, of which `done` were done before."""
-        ...
-
-    def advance(self, num_bytes: int, /) -> None:
-        """Count in what has just come."""
-        ...
-
-    def stop(self) -> None:
-        """End the task."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +64,7 @@ def fetch(source: Source, progress: Progress | None = None) -> bytes:
     """Return the archive once its size and its md5 are right; any failure is one line."""
     try:
         with urllib.request.urlopen(source.url, timeout=TIMEOUT_SECONDS) as response:
-            data = _receive(response, source.num_bytes, progress or _Nobody())
+            data = _receive(response, source.num_bytes, progress or Quiet())
         _check(data, source)
     except urllib.error.HTTPError as error:
         with error:  # it holds the connection
@@ -102,16 +85,6 @@ def unpack(data: bytes, folder: str, names: Iterable[str]) -> dict[str, bytes]:
             return {name: _read_plain(archive, f"{folder}/{name}") for name in names}
     except Exception as error:  # a hostile archive can make the parsers raise anything
         raise InputError(f"the archive cannot be unpacked: {first_line(error)}") from error
-
-
-class _Nobody:
-    """Progress that is not heard."""
-
-    def start(self, task: str, num_bytes: int, done: int, /) -> None: ...
-
-    def advance(self, num_bytes: int, /) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 def _receive(response: http.client.HTTPResponse, num_bytes: int, progress: Progress) -> bytes:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Protocol, runtime_checkable
+from typing import IO
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from ncdwf.data.decoding import (
     read_header,
 )
 from ncdwf.errors import InputError, StorageError
+from ncdwf.progress import Progress
 
 ALONE = 256
 """Up to so many pictures are decoded before worker processes would have started."""
@@ -41,23 +42,6 @@ CHUNK = 64
 """Pictures that a worker decodes at a time, at most."""
 ROWS_AT_ONCE = 1024
 TASK = "read"
-
-
-@runtime_checkable
-class Progress(Protocol):
-    """Hears how far the pictures have come; whoever hears a training (`learning/loop.py`) fits."""
-
-    def start(self, task: str, num_images: int, done: int, /) -> None:
-        """Begin a task of `num_images`, of which `done` were done before."""
-        ...
-
-    def advance(self, num_images: int, /) -> None:
-        """Count in what has just been decoded."""
-        ...
-
-    def stop(self) -> None:
-        """End the task."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

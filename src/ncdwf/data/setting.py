@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ncdwf.config import SETTING_NAME
 from ncdwf.data import cifar, digits
-from ncdwf.data.download import Progress
 from ncdwf.data.inputs import Images, Labels, TrainAndTest
 from ncdwf.errors import InputError
 from ncdwf.noise import generator
+from ncdwf.progress import Progress
 
 PROXY_HOLDOUT = 0.1
 MIXED_HOLDOUT = 0.4

@@ -19,7 +19,7 @@ from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view
 from ncdwf.errors import InputError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.learning.loop import History, Progress, Terms, choose_device, train
+from ncdwf.learning.loop import History, Terms, choose_device, train
 from ncdwf.learning.rounds import promote
 from ncdwf.learning.survey import Survey, check_pool, survey
 from ncdwf.model import Model
@@ -27,6 +27,7 @@ from ncdwf.model.backbone import apply
 from ncdwf.model.movement import Movement
 from ncdwf.model.statistics import soft_statistics
 from ncdwf.noise import Draw, Noise
+from ncdwf.progress import Progress
 
 PHASE = "discovery"
 

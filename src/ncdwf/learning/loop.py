@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ncdwf.learning.batches import Batch, BatchSource
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.model.backbone import Foreign
 from ncdwf.noise import Draw, Noise, draw, generator, pinned
+from ncdwf.progress import Progress, Quiet
 
 Terms = dict[str, Tensor]
 """Named loss terms, weights included. Of a vector (one entry a head) the mean counts."""
@@ -32,36 +33,6 @@ Loss = Callable[[Batch, Noise, Tensor], Terms]
 """Maps a batch, its noise and the progress of the phase (0 to 1) to loss terms."""
 
 NEVER = torch.iinfo(torch.int64).max
-
-
-@runtime_checkable
-class Progress(Protocol):
-    """Hears how far a long step has come."""
-
-    def start(self, task: str, num_images: int, done: int) -> None:
-        """Begin a task of `num_images`, of which `done` were done before."""
-        ...
-
-    def advance(self, num_images: int) -> None:
-        """Count in the pictures of one step."""
-        ...
-
-    def stop(self) -> None:
-        """End the task."""
-        ...
-
-
-class Quiet:
-    """Progress that nobody hears."""
-
-    def start(self, task: str, num_images: int, done: int) -> None:
-        """Say nothing."""
-
-    def advance(self, num_images: int) -> None:
-        """Say nothing."""
-
-    def stop(self) -> None:
-        """Say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

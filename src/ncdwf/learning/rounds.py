@@ -6,10 +6,11 @@ from torch.nn import functional as F
 
 from ncdwf.config import Engine, Optim
 from ncdwf.learning.batches import Batch, TensorSource
-from ncdwf.learning.loop import Progress, Terms, train
+from ncdwf.learning.loop import Terms, train
 from ncdwf.model import Model
 from ncdwf.model.replay import GaussianPrototypes
 from ncdwf.noise import Draw, Noise
+from ncdwf.progress import Progress
 
 PHASE = "promotion"
 OPTIM = Optim(epochs=4, batch_size=512, lr=1.0, min_lr=0.01, weight_decay=0.0)

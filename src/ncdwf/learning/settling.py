@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ncdwf.config import UNSEEN, Engine, Optim
 from ncdwf.learning.batches import Batch, TensorSource
 from ncdwf.learning.discovery import Outcome, Teacher
-from ncdwf.learning.loop import History, Progress, Terms, train
+from ncdwf.learning.loop import History, Terms, train
 from ncdwf.learning.losses import balanced_binary_cross_entropy
 from ncdwf.model import Model
 from ncdwf.model.heads import CosineHead
@@ -20,6 +20,7 @@ from ncdwf.model.identifier import KnownClassIdentifier
 from ncdwf.model.movement import Movement
 from ncdwf.model.replay import KnownMemory, pick
 from ncdwf.noise import Draw, Noise, generator
+from ncdwf.progress import Progress
 
 PHASE = "settling"
 

@@ -14,12 +14,13 @@ from ncdwf.data.setting import held_out_indices
 from ncdwf.errors import InputError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.learning.loop import History, Progress, Terms, choose_device, train
+from ncdwf.learning.loop import History, Terms, choose_device, train
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import CUSTOM, apply
 from ncdwf.model.model import num_at_once
 from ncdwf.model.statistics import Accumulator
 from ncdwf.noise import Noise, draw, generator
+from ncdwf.progress import Progress
 
 PHASE = "supervised"
 

@@ -16,7 +16,7 @@ from ncdwf import storage
 from ncdwf.config import Config
 from ncdwf.data.setting import Setting
 from ncdwf.errors import InputError, InUseError
-from ncdwf.learning.loop import Progress
+from ncdwf.progress import Progress
 from ncdwf.results import observations
 from ncdwf.results.configuration import config_record, is_record_of
 from ncdwf.results.environment import environment

@@ -13,7 +13,7 @@ from ncdwf.data.setting import Setting, Split
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import PHASE as DISCOVERY
 from ncdwf.learning.discovery import discover, make_method
-from ncdwf.learning.loop import History, Progress, choose_device, choose_engine
+from ncdwf.learning.loop import History, choose_device, choose_engine
 from ncdwf.learning.settling import PHASE as SETTLING
 from ncdwf.learning.supervised import PHASE as SUPERVISED
 from ncdwf.learning.supervised import learn_known
@@ -21,6 +21,7 @@ from ncdwf.learning.survey import Survey, check_pool
 from ncdwf.model import Model
 from ncdwf.model.archive import DESCRIPTION_FILE
 from ncdwf.model.backbone import check_backbone
+from ncdwf.progress import Progress
 from ncdwf.results.configuration import config_record, variant
 from ncdwf.results.evaluation import Predictions, Scores, evaluate
 from ncdwf.results.run import (
