@@ -219,6 +219,13 @@ def test_override_refuses_with_one_line(assignment, message):
             lambda: dataclasses.replace(small_config(), checkpoint_seconds=-1.0),
             "config.checkpoint_seconds should be 0 or more",
         ),
+        (lambda: _discovery(tries=0), "discovery.tries=0 should be from 1"),
+        (
+            lambda: dataclasses.replace(
+                small_config(), snapshot_epochs=1, discovery=_discovery(tries=2)
+            ),
+            "config.snapshot_epochs is for discovery.tries=1",
+        ),
         (
             lambda: dataclasses.replace(small_config(), snapshot_epochs=-1),
             "config.snapshot_epochs should be 0 or more",

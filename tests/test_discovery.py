@@ -538,6 +538,89 @@ def test_resuming_changes_nothing(
         assert timeless(history) == timeless(wanted)
 
 
+def tried(config: Config, tries: int, seed: int) -> Config:
+    return replace(config, seed=seed, discovery=replace(config.discovery, tries=tries))
+
+
+class Headless(LwF):
+    """Has no term of clustering heads."""
+
+    __slots__ = ()
+
+    def loss(self, *parts: Any) -> Terms:
+        return {f"own {name}": term for name, term in LwF.loss(self, *parts).items()}
+
+    def finish(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["ncdwf", "uno", "headless"])
+def test_of_several_tries_the_one_whose_clusters_fit_is_kept(
+    known_model: Model, split: Split, short: Config, name: str
+) -> None:
+    method = Headless() if name == "headless" else make_method({"name": name})
+
+    def run(tries: int, seed: int) -> tuple[Model, History]:
+        history: History = []
+        config = tried(short, tries, seed)
+        model = discover(known_model, split.pool_images, method, config, history=history)
+        return model, history
+
+    def misfit(history: History) -> float:
+        terms = [entry for entry in history if entry.phase == "discovery"][-1].terms
+        if name != "headless":
+            return float(np.min(terms["cluster"]))
+        return sum(float(np.mean(term)) for term in terms.values())
+
+    alone = [run(1, seed) for seed in (5, 6, 7)]
+    losses = [misfit(history) for _, history in alone]
+    best, wanted = alone[int(np.argmin(losses))]
+    assert len(set(losses)) == 3
+    model, history = run(3, 5)
+    assert fingerprint(model) == fingerprint(best)
+    assert timeless(history) == timeless(wanted)
+
+
+def test_resuming_goes_on_in_the_try_that_was_cut_off(
+    tmp_path: Path, known_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    config = tried(short, 3, 0)
+    whole = discover(known_model, split.pool_images, method, config)
+    # Four steps a try.
+    for steps in (3, 6, 8, 11, 14):
+        checkpoints = Checkpoints(tmp_path / str(steps), seconds=0.0, fingerprint="a")
+        counted = StopAfter(steps)
+        with pytest.raises(Stop):
+            discover(
+                known_model,
+                split.pool_images,
+                method,
+                config,
+                checkpoints=checkpoints,
+                progress=counted,
+            )
+        rest = Steps()
+        resumed = discover(
+            known_model, split.pool_images, method, config, checkpoints=checkpoints, progress=rest
+        )
+        assert fingerprint(resumed) == fingerprint(whole)
+        assert rest.of["discovery"] == max(12 - steps, 0) + (1 if steps < 12 else 0)
+
+
+class Steps(Quiet):
+    """Counts the steps of every phase."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+
+    def start(self, task: str, total: int, done: int, /) -> None:
+        self._task = task
+        self.of.setdefault(task, 0)
+
+    def advance(self, number: int, /) -> None:
+        self.of[self._task] += 1
+
+
 # In a process of its own: the shape checks of the tests would be compiled, too.
 COMPILED = """
 import json

@@ -171,6 +171,8 @@ class Discovery:
     num_novel: int
     """How many novel classes to look for; 0: as many as the pool seems to hold."""
     optim: Optim
+    tries: int = 1
+    """Discover so often, with the seed and those after it; the one whose clusters fit is kept."""
     pool: Literal["novel", "mixed"] = "novel"
     """Whether all its pictures are of novel classes; in a mixed one, known ones are left out."""
     backbone_rate: float = 1.0
@@ -187,6 +189,7 @@ class Discovery:
             0 <= self.backbone_rate <= 1,
             f"discovery.backbone_rate={self.backbone_rate} should be from 0 to 1",
         )
+        require_count("discovery.tries", self.tries, 1)
         require_count("discovery.num_large", self.num_large, 2)
         require_count("discovery.num_small", self.num_small, 0)
 
@@ -235,6 +238,10 @@ class Config:
         require(self.seed >= 0, f"config.seed={self.seed} should be 0 or more")
         require(self.checkpoint_seconds >= 0, "config.checkpoint_seconds should be 0 or more")
         require(self.snapshot_epochs >= 0, "config.snapshot_epochs should be 0 or more")
+        require(
+            self.snapshot_epochs == 0 or self.discovery.tries == 1,
+            "config.snapshot_epochs is for discovery.tries=1",
+        )
 
 
 T = TypeVar("T")

@@ -59,6 +59,16 @@ class Checkpoints:
         self._last = time.monotonic()
         self._is_last = False
 
+    def of_try(self, number: int) -> "Checkpoints":
+        """Return where a further try of the same phase keeps its own; those of 0 are here."""
+        if number == 0:
+            return self
+        others = Checkpoints(
+            self.directory / f"try-{number}", seconds=self._seconds, fingerprint=self._fingerprint
+        )
+        others.data = self.data
+        return others
+
     def due(self) -> bool:
         """Tell whether it is time to keep another one."""
         return self._is_last or time.monotonic() - self._last >= self._seconds

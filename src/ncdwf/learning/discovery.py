@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -215,8 +216,6 @@ def discover(
         surveyed(found)
     before = found.kept(before)
     num_novel = settings.num_novel if found.count is None else found.count.number
-    model, state = method.prepare(model, num_novel, seed=config.seed)
-    state = state.to(device)
 
     counts = {"large": settings.num_large, "small": settings.num_small}
     sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
@@ -224,60 +223,84 @@ def discover(
     def make_views(batch: Batch, noise: Noise) -> Batch:
         return tuple(augment_views(batch[0], view, noise[name]) for name, view in sizes.items())
 
-    def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
-        return method.loss(model, Views(*batch), state, progress, noise)
+    def attempt(number: int) -> _Attempt:
+        seed = config.seed + number
+        found_model, state = method.prepare(model, num_novel, seed=seed)
+        state = state.to(device)
+        source = TensorSource(
+            images,
+            batch_size=settings.optim.batch_size,
+            seed=seed,
+            phase=PHASE,
+            device=device,
+            rows=found.kept(torch.arange(len(images))),  # a pool mapped from a file is not copied
+        )
+        draws = {
+            name: view_draw(view, counts[name], source.batch_size, model.architecture.input_shape)
+            for name, view in sizes.items()
+        }
 
-    source = TensorSource(
-        images,
-        batch_size=settings.optim.batch_size,
-        seed=config.seed,
-        phase=PHASE,
-        device=device,
-        rows=found.kept(torch.arange(len(images))),  # a pool mapped from a file is not copied
-    )
-    draws = {
-        name: view_draw(view, counts[name], source.batch_size, model.architecture.input_shape)
-        for name, view in sizes.items()
-    }
+        def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+            return method.loss(found_model, Views(*batch), state, progress, noise)
 
-    def finish(model: Model, epochs: History, progress: Progress | None) -> None:
-        model.eval()
-        after = found.kept(model.features(images))
+        def after_epoch(epochs: History) -> None:
+            every = config.snapshot_epochs
+            if snapshot is not None and every and len(epochs) % every == 0:
+                now = _Attempt(copy.deepcopy(found_model), state, list(epochs), seed)
+                finish(now, None)
+                snapshot(len(epochs), now.model)
+
+        epochs = train(
+            nn.ModuleDict({"model": found_model, "state": state}),
+            loss,
+            source,
+            settings.optim,
+            noise={**draws, **method.noise(state, source.batch_size)},
+            seed=seed,
+            phase=PHASE,
+            make_views=make_views,
+            engine=config.engine,
+            slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
+            checkpoints=None if checkpoints is None else checkpoints.of_try(number),
+            progress=progress,
+            after_epoch=after_epoch,
+        )
+        return _Attempt(found_model, state, epochs, seed)
+
+    def finish(attempt: _Attempt, progress: Progress | None) -> None:
+        attempt.model.eval()
+        after = found.kept(attempt.model.features(images))
         outcome = Outcome(
             before=before,
             after=after,
-            history=epochs,
-            seed=config.seed,
+            history=attempt.epochs,
+            seed=attempt.seed,
             engine=config.engine,
             progress=progress,
         )
-        method.finish(model, state, outcome)
-        model.eval()
-        remember(model, before, after)
+        method.finish(attempt.model, attempt.state, outcome)
+        attempt.model.eval()
+        remember(attempt.model, before, after)
 
-    def after_epoch(epochs: History) -> None:
-        every = config.snapshot_epochs
-        if snapshot is not None and every and len(epochs) % every == 0:
-            now = copy.deepcopy(model)
-            finish(now, list(epochs), None)
-            snapshot(len(epochs), now)
-
-    epochs = train(
-        nn.ModuleDict({"model": model, "state": state}),
-        loss,
-        source,
-        settings.optim,
-        noise={**draws, **method.noise(state, source.batch_size)},
-        seed=config.seed,
-        phase=PHASE,
-        make_views=make_views,
-        engine=config.engine,
-        slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
-        checkpoints=checkpoints,
-        progress=progress,
-        after_epoch=after_epoch,
-    )
-    finish(model, epochs, progress)
+    best = min(map(attempt, range(settings.tries)), key=_misfit)
+    finish(best, progress)
     if history is not None:
-        history.extend(epochs)
-    return model
+        history.extend(best.epochs)
+    return best.model
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A discovery whose last step is done."""
+
+    model: Model
+    state: nn.Module
+    epochs: History
+    seed: int
+
+
+def _misfit(attempt: _Attempt) -> float:
+    """Return how badly clusters fit the pool: the least loss of a head that finds them, or all."""
+    terms = attempt.epochs[-1].terms
+    losses = terms.get("cluster", sum(float(np.mean(value)) for value in terms.values()))
+    return float(np.min(losses))
