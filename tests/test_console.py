@@ -139,6 +139,12 @@ def test_choices_are_those_of_the_phase(capsys: pytest.CaptureFixture[str], conf
     assert discovery.endswith("--set discovery.optim.epochs=…")
     assert supervised.startswith("3 pictures, 2 classes at 3×32×48 · backbone small · 4 epochs")
     assert supervised.endswith("--set supervised.optim.epochs=…")
+    thrice = override(own, "discovery.tries=3")
+    console.print_choices(thrice, "discovery", "3 pictures")
+    console.print_choices(thrice, "supervised", "3 pictures")
+    discovery, supervised = capsys.readouterr().out.splitlines()
+    assert " · 3 tries of 77 epochs, batch 32" in discovery
+    assert "tries" not in supervised
 
 
 @pytest.mark.parametrize(

@@ -572,11 +572,12 @@ def test_of_several_tries_the_one_whose_clusters_fit_is_kept(
             return float(np.min(terms["cluster"]))
         return sum(float(np.mean(term)) for term in terms.values())
 
-    alone = [run(1, seed) for seed in (5, 6, 7)]
+    first = 3  # not the one whose clusters fit best
+    alone = [run(1, seed) for seed in (first, first + 1, first + 2)]
     losses = [misfit(history) for _, history in alone]
     best, wanted = alone[int(np.argmin(losses))]
-    assert len(set(losses)) == 3
-    model, history = run(3, 5)
+    assert int(np.argmin(losses)) > 0
+    model, history = run(3, first)
     assert fingerprint(model) == fingerprint(best)
     assert timeless(history) == timeless(wanted)
 

@@ -105,9 +105,11 @@ def print_choices(config: Config, phase: str, *counts: str) -> None:
     assert config.own is not None
     optim = config.supervised.optim if phase == "supervised" else config.discovery.optim
     size = "×".join(map(str, config.own.shape))
+    tries = 1 if phase == "supervised" else config.discovery.tries
+    epochs = f"{tries} tries of " * (tries > 1) + counted(optim.epochs, "epoch")
     out.print(
         f"{', '.join(counts)} at {size} · backbone {config.backbone} · "
-        f"{counted(optim.epochs, 'epoch')}, batch {optim.batch_size}, learning rate {optim.lr:g}. "
+        f"{epochs}, batch {optim.batch_size}, learning rate {optim.lr:g}. "
         f"Another choice: --set {phase}.optim.epochs=…",
         highlight=False,
         soft_wrap=True,
