@@ -1308,8 +1308,8 @@ def test_own_pictures_are_learnt_and_discovered_in(call: Call, own: Path) -> Non
     )
     assert (found.code, found.err) == (0, "")
     assert found.out.splitlines() == [
-        "24 pictures at 1×16×16 · backbone small · 2 epochs, batch 32, learning rate 0.1. "
-        "Another choice: --set discovery.optim.epochs=…",
+        "24 pictures at 1×16×16 · backbone small · 3 tries of 2 epochs, batch 32, learning rate "
+        "0.1. Another choice: --set discovery.optim.epochs=…",
         "A model of known and novel classes (novel-1, novel-2, novel-3) is in second",
     ]
     assert contents(Path("first")) == before

@@ -640,18 +640,18 @@ def test_every_method_discovers(method):
 def test_the_seed_decides_every_bit():
     with unchanged_global_state():
         one, same = (short(random_state=3).fit(X, Y).discover(POOL) for _ in range(2))
-    other = short(random_state=4).fit(X, Y).discover(POOL)
+    other = short(random_state=13).fit(X, Y).discover(POOL)  # 4 and 5 are tried with 3, too
     assert state(one) == state(same)
     assert fingerprint(one.model_) != fingerprint(other.model_)
 
 
-@pytest.mark.parametrize("other", [4, np.random.RandomState(1), None])
+@pytest.mark.parametrize("other", [13, np.random.RandomState(1), None])
 def test_a_seed_that_is_set_after_fit_decides_what_is_discovered_and_saved(tmp_path, other):
     finder = short(random_state=3).fit(X, Y).set_params(random_state=other)
     finder.save(tmp_path / "before")
     finder.discover(POOL).save(tmp_path / "after")
     seed = finder.config_.seed
-    assert seed == 4 if other == 4 else seed > 4
+    assert seed == 13 if other == 13 else seed > 13
     for name in ("before", "after"):
         assert NovelClassDiscoverer.load(tmp_path / name).random_state == seed
     assert state(NovelClassDiscoverer.load(tmp_path / "before").discover(POOL)) == state(finder)
