@@ -412,4 +412,5 @@ def test_the_file_runs_on_a_gpu(path, backbone):
     split_routes(model, images)
     export_onnx(model, path)
     cuda = ("CUDAExecutionProvider", {"use_tf32": "0"})
+    assert "CUDAExecutionProvider" in load(path, providers=[cuda]).get_providers()
     assert_same_answers(path, model, images, tolerance=TOLERANCE, providers=[cuda])
