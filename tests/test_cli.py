@@ -760,10 +760,10 @@ BAD = {
     ),
     "discover without a model": Bad(["discover"], ("MODEL",)),
     "discover from nothing": Bad(["discover", "no"], ("no holds no model",)),
-    "too many novel classes": sets("discovery.num_novel=100000", "more than the pool's"),
+    "too many novel classes": sets("discovery.num_novel=100000", "need a pool of"),
     "discover too many": Bad(
         ["discover", "run", "--out", "new", "--set", "discovery.num_novel=100000"],
-        ("more than the pool's",),
+        ("need a pool of",),
         copy_run,
     ),
     "discover with another supervised phase": Bad(
@@ -1517,7 +1517,7 @@ def test_what_can_be_read_of_a_pool_is_what_counts(call: Call, own: Path) -> Non
     answer = call(*words, "-n", str(left + 1))
     assert answer.code == 2
     assert answer.err.splitlines()[-1] == (
-        f"ncdwf: {left + 1} novel classes are more than the pool's {left} pictures"
+        f"ncdwf: {left + 1} novel classes need a pool of {left + 1} or more; this one has {left}"
     )
     assert not Path("new").exists()
 

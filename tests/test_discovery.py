@@ -191,7 +191,7 @@ def test_a_pool_smaller_than_a_batch_will_do(
     [
         (np.zeros((0, 1, 16, 16), np.uint8), "pool is empty"),
         ([], "."),
-        (np.zeros((1, 1, 16, 16), np.uint8), "2 novel classes are more than the pool's 1"),
+        (np.zeros((1, 1, 16, 16), np.uint8), "2 novel classes need a pool of 2 or more"),
         (np.zeros((8, 1, 8, 8), np.uint8), r"\(1, 8, 8\); this model reads \(1, 16, 16\)"),
         (np.zeros((8, 3, 16, 16), np.uint8), r"\(3, 16, 16\); this model reads"),
         (np.zeros((8, 1, 16, 16), np.float32), "float32; uint8"),

@@ -1540,6 +1540,24 @@ def test_five_digits_are_discovered_in_vectors_of_64_numbers():
     assert 100 * np.mean(novel) >= 88
 
 
+@pytest.mark.slow
+def test_a_second_round_forgets_neither_labelled_classes_nor_those_of_the_first():
+    rows, digits = load_digits(return_X_y=True)
+    train, test, labels, truth = train_test_split(
+        rows, digits, test_size=0.3, stratify=digits, random_state=0
+    )
+    finder = NovelClassDiscoverer(2, settings={"discovery.tries": 1})
+    finder.fit(train[labels < 6], labels[labels < 6])
+    for round_ in ((6, 7), (8, 9)):
+        finder.discover(train[np.isin(labels, round_)])
+    right = [
+        finder.score(test[np.isin(truth, classes)], truth[np.isin(truth, classes)])
+        for classes in (range(6), (6, 7), (8, 9))
+    ]
+    # Without distillation 46 % of the labelled ones would be right, and 68 of the first round.
+    assert min(right) > 0.8
+
+
 def test_columns_are_refused_before_anything_is_learnt(monkeypatch):
     finder = short().fit(X, Y)
     before = state(finder)

@@ -241,6 +241,17 @@ def test_schedules_follow_from_the_amount_of_data(case):
     assert tuple(found) == SCHEDULES[case]
 
 
+@pytest.mark.parametrize(
+    ("backbone", "num_images", "tries"),
+    [("vector", 5_000, 3), ("vector", 5_001, 1), ("small", 8_000, 3), ("small", 200_000, 1)],
+)
+def test_a_large_pool_is_discovered_once(backbone, num_images, tries):
+    shape = (64,) if backbone == "vector" else (3, 32, 32)
+    config = own_data(shape, backbone=backbone)
+    assert config.discovery.tries == 3
+    assert fit_discovery(config, num_images, 7).discovery.tries == tries
+
+
 @pytest.mark.parametrize(("method", "has_settling"), [("ncdwf", True), ("uno", False)])
 def test_the_fit_after_discovery_takes_as_many_steps_in_small_pools_and_in_large_ones(
     method, has_settling

@@ -132,7 +132,7 @@ def print_survey(found: Survey) -> None:
         count = found.count
         out.print(
             f"The pool seems to hold {counted(count.number, 'novel class')}, between {count.low} "
-            f"and {count.high}. Another choice: --num-novel …",
+            f"and {count.high}: a rough estimate. Another choice: --num-novel …",
             highlight=False,
             soft_wrap=True,
         )

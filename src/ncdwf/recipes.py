@@ -34,7 +34,7 @@ LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 """The same for other networks, with and without a GPU: minutes, or about an hour."""
 TRIES = 3
 """With vectors and small networks a try takes seconds, and finds a class in two parts now and then
-(decision 17)."""
+(decision 17). Where the fewest epochs take longer than `PASSES` there is one."""
 LEAST_TAU = 0.9
 """Of vectors and small networks: what is called novel is at least as likely to be (decision 15)."""
 
@@ -163,7 +163,8 @@ def fit_discovery(
     """Return what `own_data` gave with a discovery phase for `num_novel` classes in a pool."""
     passes = PASSES.get(config.backbone, LARGE_PASSES[has_gpu])
     optim = _fitted(config.discovery.optim, num_images, passes, DISCOVERY)
-    discovery = replace(config.discovery, num_novel=num_novel, optim=optim)
+    tries = 1 if num_images * FEWEST_EPOCHS > passes[DISCOVERY] else config.discovery.tries
+    discovery = replace(config.discovery, num_novel=num_novel, optim=optim, tries=tries)
     method = dict(config.method)
     if "settling" in method:
         settling = method["settling"]
@@ -178,8 +179,8 @@ def fit_discovery(
 def _fitted(optim: Optim, num_images: int, passes: tuple[int, int], phase: int) -> Optim:
     """Return `optim` with a batch that grows with the data and epochs that shrink with it.
 
-    All epochs of the phase together pass over about `passes` pictures, whatever there are, which
-    takes minutes on the device that the network is meant for.
+    All epochs of the phase together pass over about `passes` pictures, which takes minutes on the
+    device that the network is meant for; `FEWEST_EPOCHS` pass over more where there are more.
     """
     batch_size = optim.batch_size
     while batch_size > SMALLEST_BATCH[phase] and num_images // batch_size < STEPS[phase]:

@@ -18,6 +18,8 @@ Vectors = Float[Tensor, "image number"]
 Inputs = Images | Vectors
 """What a model reads: pictures, or one vector of numbers in the place of each."""
 Labels = Int64[Tensor, " image"]
+LARGEST_NUMBER = 1e30
+"""In a vector: beyond it sums and squares of single precision overflow."""
 DIGEST_ROWS = 4096
 """So many rows say whether data is the same as before."""
 TrainAndTest = tuple[
@@ -61,8 +63,10 @@ def as_vectors(vectors: Any, *, name: str = "vectors") -> Vectors:
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"{name} are {tensor.dtype}; real numbers are accepted")
     tensor = tensor.detach().to(torch.float32)  # features may come with a graph behind them
-    if not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"{name} hold NaN, infinite or too large values; finite ones are accepted")
+    if not bool((tensor.abs() <= LARGEST_NUMBER).all()):  # NaN is not, either
+        raise InputError(
+            f"{name} hold NaN, infinite or too large values; up to {LARGEST_NUMBER:g} is accepted"
+        )
     return tensor
 
 

@@ -72,8 +72,9 @@ def learn_known(
     train_labels = train_labels.to(train_images.device)
     check_view(settings.view, model.architecture.input_shape, name="supervised.view")
     if all(torch.equal(part, images[:1].expand_as(part)) for part in images.split(1024)):
+        kind = "pictures" if images.ndim > 2 else "rows"
         raise InputError(
-            f"all {len(images)} labelled pictures are the same; there is nothing to tell apart"
+            f"all {len(images)} labelled {kind} are the same; there is nothing to tell apart"
         )
 
     def make_views(batch: Batch, noise: Noise) -> Batch:

@@ -21,7 +21,8 @@ def check_pool(num_images: int, num_novel: int) -> None:
         raise InputError("the pool is empty; discovery needs unlabelled pictures")
     if num_novel > num_images:
         raise InputError(
-            f"{num_novel} novel classes are more than the pool's {counted(num_images, 'picture')}"
+            f"{num_novel} novel classes need a pool of {num_novel} or more; "
+            f"this one has {num_images}"
         )
     if num_novel == 0:
         check_countable(num_images)
