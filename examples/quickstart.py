@@ -1,4 +1,4 @@
-"""Learn the digits 0-4, discover 5-9 without a label; about half a minute on a CPU."""
+"""Learn the digits 0-4, discover 5-9 without a label; about a minute on a CPU."""
 
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
