@@ -55,12 +55,14 @@ def variants_table(grid: Grid, lines: list[Line]) -> str:
 
 def number_table(observed: Mapping[str, Any]) -> str:
     """Return how many novel classes each pool seemed to hold."""
-    rows = [["pool", "novel classes", "estimate", "from", "to", "seconds"]]
+    rows = [["pool", "novel classes", "estimate", "error", "from", "to", "seconds"]]
     for cell in COUNTED:
         found = observed.get(f"number-{cell.setting}")
         if found is not None:
-            keys = ("truth", "number", "low", "high", "seconds")
-            rows.append([cell.setting, *(str(found[key]) for key in keys)])
+            error = f"{found['number'] - found['truth']:+d}"
+            rest = (found[key] for key in ("low", "high", "seconds"))
+            values = (cell.setting, found["truth"], found["number"], error, *rest)
+            rows.append(list(map(str, values)))
     return markdown(rows)
 
 
