@@ -10,6 +10,7 @@ import pytest
 from conftest import shorter
 
 import ncdwf
+from ncdwf.cli import main
 from ncdwf.recipes import PASSES, recipe
 from ncdwf.results.benchmark import read_lines
 from ncdwf.results.illustrations import draw
@@ -117,6 +118,28 @@ def test_the_walk_through_runs_from_top_to_bottom(
     monkeypatch.setattr(ncdwf, "recipe", lambda setting: shorter(recipe(setting)))
     exec(compile("\n".join(code_blocks("python", text)), "own-data.md", "exec"), {})
     assert "Aware(known=" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_walk_through_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "own-data.md").read_text()
+    walk = text.split("## On the command line")[1].split("\n## ")[0]
+    runpy.run_path(str(ROOT / "examples" / "own_images.py"))["write_pictures"](tmp_path, 200)
+    monkeypatch.chdir(tmp_path)
+    for backbone in PASSES:
+        monkeypatch.setitem(PASSES, backbone, (0, 0))
+    commands = re.findall(r"^\$ (ncdwf [^>\n]+)", walk, re.MULTILINE)
+    assert len(commands) == 6
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", command.split())
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code, capsys.readouterr().err
+    answered = capsys.readouterr().out
+    assert "\nbirds/0/0-0.png," in answered
+    assert answered.endswith("Written to birds.onnx, and it answers as the model does\n")
 
 
 @pytest.mark.parametrize(
