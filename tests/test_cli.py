@@ -1136,7 +1136,7 @@ OWN_BAD = {
         said=("config.discovery.pool='some' is not one of ('novel', 'mixed')",),
     ),
     "more classes than pictures": discover_own(
-        "--images", "pool", "-n", "25", said=("25 novel classes", "24 pictures")
+        "--images", "pool", "-n", "25", said=("25 novel classes", "this one has 24")
     ),
     "a pool beside a setting": discover_own(
         *("--images", "pool", "-n", "2", "--setting", "tiny-4-2"),

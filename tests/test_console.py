@@ -129,19 +129,17 @@ def test_holdings_are_grouped_by_what_they_are_derived_from(capsys: pytest.Captu
 
 def test_choices_are_those_of_the_phase(capsys: pytest.CaptureFixture[str], config):
     config = override(config, "discovery.optim.epochs=77")
-    with pytest.raises(AssertionError):  # a setting has nothing that followed from the data
-        console.print_choices(config, "discovery", "3 pictures")
-    own = override(config, 'own={"shape": [3, 32, 48]}')
-    console.print_choices(own, "discovery", "12,345 pictures")
-    console.print_choices(own, "supervised", "3 pictures", "2 classes")
+    shape = (3, 32, 48)
+    console.print_choices(config, "discovery", shape, "12,345 pictures")
+    console.print_choices(config, "supervised", shape, "3 pictures", "2 classes", way="set {}")
     discovery, supervised = capsys.readouterr().out.splitlines()
     assert discovery.startswith("12,345 pictures at 3×32×48 · backbone small · 77 epochs, batch 32")
     assert discovery.endswith("--set discovery.optim.epochs=…")
     assert supervised.startswith("3 pictures, 2 classes at 3×32×48 · backbone small · 4 epochs")
-    assert supervised.endswith("--set supervised.optim.epochs=…")
-    thrice = override(own, "discovery.tries=3")
-    console.print_choices(thrice, "discovery", "3 pictures")
-    console.print_choices(thrice, "supervised", "3 pictures")
+    assert supervised.endswith("Another choice: set supervised.optim.epochs")
+    thrice = override(config, "discovery.tries=3")
+    console.print_choices(thrice, "discovery", shape, "3 pictures")
+    console.print_choices(thrice, "supervised", shape, "3 pictures")
     discovery, supervised = capsys.readouterr().out.splitlines()
     assert " · 3 tries of 77 epochs, batch 32" in discovery
     assert "tries" not in supervised

@@ -387,6 +387,7 @@ def test_parameters_are_read_set_and_cloned():
         "settings": {"supervised.optim.epochs": 2},
         "device": "cpu",
         "random_state": 7,
+        "verbose": True,
     }
     finder = NovelClassDiscoverer().set_params(**parameters)
     assert finder.get_params() == parameters
@@ -1440,6 +1441,7 @@ BAD_PARAMETERS = [
     ("device", "gpu", "device='gpu' should be one of ('auto', 'cpu', 'cuda')"),
     ("device", None, "device=None should be one of"),
     ("random_state", "a", "random_state='a': 'a' cannot be used to seed"),
+    ("verbose", 2, "verbose=2 should be True or False"),
     ("random_state", 2.5, "random_state=2.5"),
     ("random_state", -1, "random_state=-1: Seed must be between 0 and 2**32 - 1"),
     ("random_state", 2**70, f"random_state={2**70}: Seed must be between"),
@@ -1556,6 +1558,20 @@ def test_a_second_round_forgets_neither_labelled_classes_nor_those_of_the_first(
     ]
     # Without distillation 46 % of the labelled ones would be right, and 68 of the first round.
     assert min(right) > 0.8
+
+
+def test_what_follows_from_the_data_is_said_to_who_asks(capsys, tmp_path):
+    quiet = short("auto").fit(X, Y).discover(POOL)
+    assert capsys.readouterr() == ("", "")
+    loud = short("auto", verbose=True).fit(X, Y).discover(POOL)
+    learnt, discovered, counted = capsys.readouterr().out.splitlines()
+    assert learnt.startswith("40 rows, 2 classes at 5 · backbone vector · ")
+    assert learnt.endswith('Another choice: settings={"supervised.optim.epochs": …}')
+    assert discovered.startswith("30 rows at 5 · backbone vector · ")
+    assert counted.endswith("a rough estimate. Another choice: num_novel=…")
+    assert np.array_equal(loud.predict_proba(TEST), quiet.predict_proba(TEST))
+    loud.save(tmp_path / "model")
+    assert NovelClassDiscoverer.load(tmp_path / "model").verbose
 
 
 def test_columns_are_refused_before_anything_is_learnt(monkeypatch):

@@ -100,23 +100,28 @@ def print_skipped(skipped: Sequence[Skipped]) -> None:
         err.print(f"skipped: {len(skipped) - MOST_SKIPPED} more", highlight=False)
 
 
-def print_choices(config: Config, phase: str, *counts: str) -> None:
-    """Say what followed from the data; everything can be overridden."""
-    assert config.own is not None
+def print_choices(
+    config: Config,
+    phase: str,
+    shape: Sequence[int],
+    *counts: str,
+    way: str = "--set {}=…",
+) -> None:
+    """Say what followed from the data; everything can be overridden, in one way or another."""
     optim = config.supervised.optim if phase == "supervised" else config.discovery.optim
-    size = "×".join(map(str, config.own.shape))
+    size = "×".join(map(str, shape))
     tries = 1 if phase == "supervised" else config.discovery.tries
     epochs = f"{tries} tries of " * (tries > 1) + counted(optim.epochs, "epoch")
     out.print(
         f"{', '.join(counts)} at {size} · backbone {config.backbone} · "
         f"{epochs}, batch {optim.batch_size}, learning rate {optim.lr:g}. "
-        f"Another choice: --set {phase}.optim.epochs=…",
+        f"Another choice: {way.format(f'{phase}.optim.epochs')}",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def print_survey(found: Survey) -> None:
+def print_survey(found: Survey, way: str = "--num-novel …") -> None:
     """Say what was found out about a pool before discovery."""
     if found.sifted is not None:
         share, total = found.sifted.known_share, len(found.sifted.is_kept)
@@ -132,7 +137,7 @@ def print_survey(found: Survey) -> None:
         count = found.count
         out.print(
             f"The pool seems to hold {counted(count.number, 'novel class')}, between {count.low} "
-            f"and {count.high}: a rough estimate. Another choice: --num-novel …",
+            f"and {count.high}: a rough estimate. Another choice: {way}",
             highlight=False,
             soft_wrap=True,
         )

@@ -4,7 +4,8 @@ import json
 import logging
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +23,7 @@ from torch import nn
 import ncdwf.methods  # noqa: F401 - registers every method
 from ncdwf import storage
 from ncdwf.config import LARGEST_IMAGE_SIZE, Config, Device, from_dict, override, require
+from ncdwf.console import Bar, print_choices, print_survey
 from ncdwf.data.inputs import Inputs
 from ncdwf.data.xy import (
     as_names,
@@ -37,7 +39,7 @@ from ncdwf.data.xy import (
     renamed_classes,
     with_novel,
 )
-from ncdwf.errors import InputError, first_line, shown
+from ncdwf.errors import InputError, counted, first_line, shown
 from ncdwf.learning.discovery import check_method, discover, make_method, reads_small_views
 from ncdwf.learning.loop import choose_device
 from ncdwf.learning.supervised import learn_known
@@ -45,6 +47,7 @@ from ncdwf.learning.survey import Survey
 from ncdwf.model import Model
 from ncdwf.model.archive import DESCRIPTION_FILE, free_directory
 from ncdwf.model.backbone import CUSTOM
+from ncdwf.progress import Progress
 from ncdwf.recipes import (
     LARGEST_SIDE,
     fit_discovery,
@@ -85,6 +88,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         settings: fields of the configuration to override: `{"discovery.optim.epochs": 50}`.
         device: `auto`, `cpu` or `cuda`.
         random_state: decides every draw.
+        verbose: say what follows from the data, and show how far learning has come.
 
     Attributes:
         classes_: every class in the order of its probability: labelled ones, then discovered ones.
@@ -114,6 +118,7 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         settings: Mapping[str, Any] | None = None,
         device: Device = "auto",
         random_state: Any = 0,
+        verbose: bool = False,
     ) -> None:
         self.num_novel = num_novel
         self.method = method
@@ -122,13 +127,15 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         self.settings = settings
         self.device = device
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> "NovelClassDiscoverer":
         """Learn the known classes; what an earlier `fit` or `discover` found is dropped."""
         self._check_parameters()
         seed = _seed(self.random_state)
         labels = read_labels(y)
-        inputs = read_new(X, self._side)
+        with self._watched() as progress:
+            inputs = read_new(X, self._side, progress)
         if len(inputs) != len(labels):
             raise InputError(f"{len(labels)} labels do not match {len(inputs)} rows of X")
         classes, codes = known_classes(labels)
@@ -145,14 +152,16 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         base = replace(base, seed=seed, device=self.device)
         base = fit_supervised(base, len(inputs), has_gpu=has_gpu)
         config = self._overridden(base)
-        log.info("supervised phase: %s", config.supervised)
-        self.model_ = learn_known(
-            inputs,
-            codes,
-            config,
-            class_names=tuple(map(str, classes.tolist())),
-            backbone=module,
-        )
+        self._tell(config, "supervised", inputs, counted(len(classes), "class"))
+        with self._watched() as progress:
+            self.model_ = learn_known(
+                inputs,
+                codes,
+                config,
+                class_names=tuple(map(str, classes.tolist())),
+                backbone=module,
+                progress=progress,
+            )
         remember_columns(self, columns)
         self._base, self._drawn_from, self.config_ = base, self.random_state, config
         self.classes_, self.named_ = classes, np.ones(len(classes), dtype=bool)
@@ -181,7 +190,8 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         wanted = self.num_novel if num_novel is None else num_novel
         _check_num_novel(wanted)
         require(_is_one(pool, "novel", "mixed"), f"pool={shown(pool)} should be 'novel' or 'mixed'")
-        inputs = self._inputs(X)
+        with self._watched() as progress:
+            inputs = self._inputs(X, progress)
         check_room(self.classes_, len(inputs))
         base, has_gpu = self._for_method(), self._has_gpu()
         number = 0 if wanted == "auto" else int(wanted)
@@ -190,10 +200,19 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             config = override(config, "discovery.num_small=0")  # settings may still differ
         config = self._overridden(override(config, f"discovery.pool={pool}"))
         config = replace(config, supervised=self.config_.supervised)  # it is over
-        log.info("discovery phase: %s", config.discovery)
+        self._tell(config, "discovery", inputs)
         found: list[Survey] = []
+
+        def surveyed(survey: Survey) -> None:
+            found.append(survey)
+            if self.verbose:
+                print_survey(survey, "num_novel=…")
+
         method = make_method(config.method)
-        self.model_ = discover(self.model_, inputs, method, config, surveyed=found.append)
+        with self._watched() as progress:
+            self.model_ = discover(
+                self.model_, inputs, method, config, progress=progress, surveyed=surveyed
+            )
         self.config_, self.survey_ = config, found[0]
         sifted = self.survey_.sifted
         if sifted is not None and sifted.is_mostly_known:
@@ -389,15 +408,33 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
             "image_size": (is_size, sizes),
             "settings": (isinstance(self.settings, Mapping | None), "a mapping, or None"),
             "device": (_is_one(self.device, *DEVICES), f"one of {DEVICES}"),
+            "verbose": (isinstance(self.verbose, bool), "True or False"),
         }
         _check_num_novel(self.num_novel)
         for name, (is_fine, what) in accepted.items():
             require(is_fine, f"{name}={shown(getattr(self, name))} should be {what}")
         check_method(self.method)
 
-    def _inputs(self, X: Any) -> Inputs:
+    @contextmanager
+    def _watched(self) -> Iterator[Progress | None]:
+        """Give what hears how far a long step has come, if anybody wants to see it."""
+        if not self.verbose:
+            yield None
+            return
+        with Bar() as bar:
+            yield bar
+
+    def _tell(self, config: Config, phase: str, inputs: Inputs, *counts: str) -> None:
+        """Say what followed from the data."""
+        log.info("%s phase: %s", phase, getattr(config, phase))
+        if self.verbose:
+            counts = counted(len(inputs), "row"), *counts
+            way = 'settings={{"{}": …}}'
+            print_choices(config, phase, inputs.shape[1:], *counts, way=way)
+
+    def _inputs(self, X: Any, progress: Progress | None = None) -> Inputs:
         """Return X as the network reads it."""
-        inputs = read_like(X, self.model_.architecture.input_shape)
+        inputs = read_like(X, self.model_.architecture.input_shape, progress)
         if inputs.ndim == 2:
             check_columns(self, X)
         return self.model_.check(inputs)
@@ -461,6 +498,7 @@ class _Parameters:
     settings: Mapping[str, Any] | None
     device: Device
     random_state: int
+    verbose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,7 +51,8 @@ def own_classes(
         labelled = labelled_reader(config, None, bar)()
     work = Run.create(run_dir(out_dir, config), config)
     counts = counted(len(labelled[0]), "picture"), counted(len(labelled[2]), "class")
-    print_choices(config, "supervised", *counts)
+    assert config.own is not None
+    print_choices(config, "supervised", config.own.shape, *counts)
     return work, lambda: labelled
 
 
@@ -91,7 +92,7 @@ def own_round(
         pool = pool_reader(config, None, bar)()
     check_pool(len(pool[0]), config.discovery.num_novel)
     work = Run.create(run_dir(out_dir, config), config, start_from(model, start))
-    print_choices(config, "discovery", counted(len(pool[0]), "picture"))
+    print_choices(config, "discovery", shape, counted(len(pool[0]), "picture"))
     return work, lambda: pool
 
 

@@ -21,6 +21,7 @@ from ncdwf.config import require
 from ncdwf.data.gathering import decode, glance
 from ncdwf.data.inputs import Inputs, as_images, as_inputs, fitted
 from ncdwf.errors import InputError, first_line, shown
+from ncdwf.progress import Progress
 
 LARGEST_LABEL = 2**52
 """Up to here numbers of every kind go on one by one, as novel classes do."""
@@ -30,19 +31,20 @@ class NotNumbersError(InputError, TypeError):
     """X holds something else; scikit-learn expects a `TypeError` of it."""
 
 
-def read_new(X: Any, side_of: Callable[[int], int]) -> Inputs:
+def read_new(X: Any, side_of: Callable[[int], int], progress: Progress | None = None) -> Inputs:
     """Return X as a network that is still to be made will read it.
 
     Args:
         X: pictures, a list or a column of paths of pictures, or vectors.
         side_of: from the shorter side of pictures to the one that they are scaled to.
+        progress: hears of every file.
     """
     paths = _paths(X)
     if paths:
         found = glance(paths)
         side = side_of(found.median_side)
         shape = (3 if found.has_colour else 1, side, side)
-        return decode(paths, shape, strict=True).images
+        return decode(paths, shape, strict=True, progress=progress).images
     inputs = as_inputs(_array(X), name="X")
     if inputs.ndim == 2:
         return inputs
@@ -52,17 +54,18 @@ def read_new(X: Any, side_of: Callable[[int], int]) -> Inputs:
     return fitted(as_images(inputs), *scaled)
 
 
-def read_like(X: Any, shape: tuple[int, ...]) -> Inputs:
+def read_like(X: Any, shape: tuple[int, ...], progress: Progress | None = None) -> Inputs:
     """Return X as a network reads it that has learnt.
 
     Args:
         X: pictures, a list or a column of paths of pictures, or vectors.
         shape: of what it learnt from: channels, height and width of a picture, or how many
             numbers a vector has.
+        progress: hears of every file.
     """
     paths = _paths(X)
     if paths:
-        return decode(paths, _of_pictures(shape), strict=True).images
+        return decode(paths, _of_pictures(shape), strict=True, progress=progress).images
     inputs = as_inputs(_array(X), name="X")
     if inputs.ndim == 2:
         return inputs
