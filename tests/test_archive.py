@@ -91,13 +91,13 @@ def test_flipped_bits_and_cuts_in_the_weights_are_refused(saved, place, bit, cut
         ("[1, 2]", "does not describe a model of ncdwf"),
         ('"format"', "does not describe a model of ncdwf"),
         ("{}", "does not describe a model of ncdwf"),
-        ('{"format": 3, "format": 1}', "a key stands twice"),
-        ('{"format": 3, "x": NaN}', "NaN is not allowed"),
-        ('{"format": 3, "x": 1e999}', "1e999 is too large"),
-        ('{"format": 3, "x": ' + 100_000 * "[", "recursion"),
-        ('{"format": 3, "x": "\\ud800"}', "damaged or was changed"),
-        ('{"format": 3, "x": ' + 600 * "[" + 600 * "]" + "}", "damaged or was changed"),
-        ('{"format": 3}', "damaged or was changed"),
+        ('{"format": 4, "format": 1}', "a key stands twice"),
+        ('{"format": 4, "x": NaN}', "NaN is not allowed"),
+        ('{"format": 4, "x": 1e999}', "1e999 is too large"),
+        ('{"format": 4, "x": ' + 100_000 * "[", "recursion"),
+        ('{"format": 4, "x": "\\ud800"}', "damaged or was changed"),
+        ('{"format": 4, "x": ' + 600 * "[" + 600 * "]" + "}", "damaged or was changed"),
+        ('{"format": 4}', "damaged or was changed"),
         ('{"format": 1}', f"has format 1; this version of ncdwf reads {FORMAT}"),
         ('{"format": [1]}', "has format [1]"),
     ],
@@ -216,6 +216,16 @@ def test_the_line_about_many_wrong_tensors_is_short(copied):
     extra = {f"{number:0200}": torch.zeros(0) for number in range(1000)}
     rewrite(copied, lambda d: None, {**whole_model().state_dict(), **extra})
     assert len(refused(copied, WEIGHTS_FILE)) < 300 + len(str(copied))
+
+
+@pytest.mark.parametrize("part", ["known_head", "novel_head", "identifier"])
+def test_no_part_of_a_model_answers_nan(part):
+    model = whole_model()
+    with torch.no_grad():
+        next(getattr(model, part).parameters()).fill_(torch.nan)
+    pictures = torch.arange(48, dtype=torch.uint8).reshape(3, *model.architecture.input_shape)
+    with pytest.raises(NonFiniteError, match="the model answers NaN"):
+        model.predict(pictures)
 
 
 def test_weights_that_are_too_large_give_an_error_and_no_answer(copied):

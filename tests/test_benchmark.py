@@ -172,6 +172,17 @@ def test_a_supervised_phase_of_another_commit_is_not_taken(
     assert len(list((bench.work_dir / "supervised").iterdir())) == 2
 
 
+@pytest.mark.parametrize("part", ["torch", "device"])
+def test_a_supervised_phase_of_another_machine_is_not_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    for name, cell in zip(("aaa", "bbb"), replace(GRID, seeds=(0,)).cells(), strict=True):
+        made_with = {**benchmark.environment(cell.config), part: name}
+        monkeypatch.setattr(benchmark, "environment", lambda config, e=made_with: e)
+        list(bench.reproduce([cell]))
+    assert len(list((bench.work_dir / "supervised").iterdir())) == 2
+
+
 def test_settings_with_the_same_labelled_data_share_their_supervised_phase(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

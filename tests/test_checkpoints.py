@@ -239,3 +239,13 @@ def test_a_checkpoint_that_does_not_tell_its_data_is_refused(tmp_path: Path) -> 
     checkpoints.data = {"rows": 6}
     with pytest.raises(InputError, match="with which it began is not recorded"):
         checkpoints.latest("test")
+
+
+def test_every_try_knows_its_data(tmp_path: Path) -> None:
+    checkpoints = every_step(tmp_path)
+    checkpoints.data = {"rows": 3}
+    run_net(Net(), checkpoints=checkpoints.of_try(1))
+    assert checkpoints.of_try(1).latest("test") is not None
+    checkpoints.data = {"rows": 4}
+    with pytest.raises(InputError, match="belongs to other data"):
+        checkpoints.of_try(1).latest("test")

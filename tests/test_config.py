@@ -238,6 +238,27 @@ def test_values_out_of_range_are_refused(build, message):
 
 
 @pytest.mark.parametrize(
+    "assignments",
+    [
+        ("snapshot_epochs=5", "discovery.tries=1"),
+        ("supervised.statistics_from=held-out", "supervised.holdout=0.1"),
+        ("discovery.large.max_area=0.4", "discovery.large.min_area=0.3"),
+    ],
+)
+def test_fields_that_have_to_fit_each_other_may_come_in_any_order(assignments):
+    config = override(small_config(), "discovery.tries=3", "discovery.large.min_area=0.9")
+    both = override(config, *assignments)
+    assert override(config, *reversed(assignments)) == both
+    with pytest.raises(InputError):
+        override(config, assignments[0])  # alone it does not fit
+
+
+def test_of_a_field_that_is_given_twice_the_last_counts():
+    config = override(small_config(), "discovery.tries=3", "seed=4", "discovery.tries=2")
+    assert (config.discovery.tries, config.seed) == (2, 4)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("shift", -1.0),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from ncdwf.config import Config, View
 from ncdwf.data.augment import Views
 from ncdwf.data.setting import Split
-from ncdwf.errors import InputError
+from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import (
     METHODS,
@@ -580,6 +580,53 @@ def test_of_several_tries_the_one_whose_clusters_fit_is_kept(
     model, history = run(3, first)
     assert fingerprint(model) == fingerprint(best)
     assert timeless(history) == timeless(wanted)
+    assert {entry.seed for entry in history} == {first + int(np.argmin(losses))}
+
+
+class Diverging(LwF):
+    """Ends in NaN with some seeds."""
+
+    __slots__ = ()
+    bad_seeds: ClassVar[set[int]] = set()
+
+    def prepare(self, model: Model, num_novel: int, *, seed: int) -> tuple[Model, nn.Module]:
+        found, state = LwF.prepare(self, model, num_novel, seed=seed)
+        if seed in self.bad_seeds:
+            with torch.no_grad():
+                found.known_head.prototypes.fill_(torch.nan)
+        return found, state
+
+
+@pytest.mark.parametrize("bad", [{4}, {3}, {3, 4}, {4, 5}])
+def test_a_try_that_diverges_does_not_count(
+    known_model: Model,
+    split: Split,
+    short: Config,
+    bad: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(Diverging, "bad_seeds", bad)
+    histories: list[History] = []
+    for config in (tried(short, 3, 3), *(tried(short, 1, seed) for seed in {3, 4, 5} - bad)):
+        histories.append([])
+        discover(known_model, split.pool_images, Diverging(), config, history=histories[-1])
+    of_tries, *alone = map(timeless, histories)
+    assert of_tries in alone
+    told = [record.message for record in caplog.records]
+    assert len(told) == len(bad)
+    assert all(
+        f"try {seed - 2} of 3 does not count: " in message
+        for seed, message in zip(sorted(bad), told, strict=True)
+    )
+
+
+def test_where_every_try_diverges_there_is_nothing(
+    known_model: Model, split: Split, short: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Diverging, "bad_seeds", {3, 4, 5})
+    with pytest.raises(NonFiniteError, match="discovery phase"):
+        discover(known_model, split.pool_images, Diverging(), tried(short, 3, 3))
 
 
 def test_resuming_goes_on_in_the_try_that_was_cut_off(
@@ -605,7 +652,10 @@ def test_resuming_goes_on_in_the_try_that_was_cut_off(
             known_model, split.pool_images, method, config, checkpoints=checkpoints, progress=rest
         )
         assert fingerprint(resumed) == fingerprint(whole)
-        assert rest.of["discovery"] == max(12 - steps, 0) + (1 if steps < 12 else 0)
+        titles = [f"discovery {number}/3" for number in (1, 2, 3)]
+        assert [title for title in rest.of if title.startswith("discovery")] == titles
+        left = sum(rest.of[title] for title in titles)
+        assert left == max(12 - steps, 0) + (1 if steps < 12 else 0)
 
 
 class Steps(Quiet):

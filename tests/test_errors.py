@@ -1,9 +1,15 @@
 """Errors that memory runs out by: one line, and others as they are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from conftest import shorter
+from torch import nn
 
 from ncdwf.errors import InputError, enough_memory
+from ncdwf.learning.discovery import discover, make_method
+from ncdwf.learning.supervised import learn_known
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,37 @@ def test_what_a_gpu_says_is_understood():
 
     with pytest.raises(InputError, match="more memory than there is"):
         ask()
+
+
+class Hungry(nn.Module):
+    """Asks for more memory than there is if there are too many pictures."""
+
+    most = 1000
+
+    def forward(self, images):
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return images.flatten(1)
+
+
+def test_whatever_is_done_memory_that_runs_out_is_one_line(split, config, monkeypatch):
+    def learn():
+        images, labels = split.known_images, split.known_labels
+        return learn_known(images, labels, config, backbone=Hungry())
+
+    config = replace(shorter(config), backbone="custom")
+    model = learn()
+    steps = {
+        "learn": learn,
+        "discover": lambda: discover(model, split.pool_images, method, config),
+        "predict": lambda: model.predict(split.test_images),
+        "features": lambda: model.features(split.test_images),
+    }
+    method = make_method(config.method)
+    monkeypatch.setattr(Hungry, "most", 8)
+    for step in steps.values():
+        with pytest.raises(InputError, match="more memory than there is"):
+            step()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("another"), ValueError("memory"), KeyError("x")])

@@ -14,11 +14,14 @@ from ncdwf import storage
 from ncdwf.config import Config
 from ncdwf.errors import InputError
 from ncdwf.model import Model
+from ncdwf.model.architecture import NovelHead
 from ncdwf.results import experiment
 from ncdwf.results.configuration import read_config
 from ncdwf.results.evaluation import PAPER_TAUS
 from ncdwf.results.experiment import evaluate_stage, execute
 from ncdwf.results.run import Run, load_supervised
+
+NOVEL = NovelHead(num_novel=2, num_heads=2, num_hidden=8, num_projected=4)
 
 SCORE_KEYS = {
     "setting",
@@ -265,6 +268,30 @@ def test_evaluating_a_run_again_gives_the_same_scores(run_copy: Path, tiny: Conf
     evaluate_stage(run_copy, "tiny-4-2")
     assert json.loads((run_copy / "scores.json").read_text()) == before
     assert (run_copy / "predictions.npz").exists()
+
+
+def test_scores_name_what_they_were_made_with(
+    run_copy: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = storage.read_json(run_copy / "scores.json")["commit"]
+    monkeypatch.setenv("NCDWF_COMMIT", "later")
+    evaluate_stage(run_copy, "tiny-4-2")
+    assert storage.read_json(run_copy / "scores.json")["commit"] == f"{before}, later"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_later_round_is_not_compared_with_the_model_before_it(
+    tmp_path: Path, finished_run: Path
+) -> None:
+    learnt = Model.load(finished_run / "supervised").architecture
+    first = Model.create(replace(learnt, num_known=3), ("ant", "bee", "cat"), seed=0)
+    first = first.with_novel(NOVEL, identifier=True, seed=0)
+    first.save(tmp_path / "supervised")
+    first.rename({"novel-1": "dog", "novel-2": "elk"})
+    first.promoted().with_novel(replace(NOVEL, num_novel=1), identifier=True, seed=0).save(tmp_path)
+    scores = evaluate_stage(tmp_path, "tiny-5-1")
+    assert scores.after_supervised == {"known": None}
+    assert scores.forgetting is None
 
 
 def test_evaluating_before_discovery_or_on_other_classes_is_refused(

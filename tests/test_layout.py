@@ -11,6 +11,7 @@ from conftest import shorter
 
 import ncdwf
 from ncdwf.cli import main
+from ncdwf.errors import InputError
 from ncdwf.recipes import PASSES, recipe
 from ncdwf.results.benchmark import read_lines
 from ncdwf.results.illustrations import draw
@@ -164,6 +165,13 @@ def test_figures_are_those_of_the_results_file(tmp_path: Path) -> None:
     for path in drawn:
         # Another matplotlib may write the same picture in other words; make test has this one.
         assert path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes(), path.name
+
+
+def test_a_figure_without_its_runs_is_refused(tmp_path: Path) -> None:
+    results = ROOT / "results"
+    lines = [line for line in read_lines(results / "runs.jsonl") if line["method"] != "uno"]
+    with pytest.raises(InputError, match="the results lack uno on cifar10-5-5: reproduce main"):
+        list(draw(lines, results, tmp_path))
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -57,6 +57,18 @@ def test_a_disk_that_is_full_leaves_no_beginning(
     assert Run.create(tmp_path / "run", tiny).config.setting == tiny.setting
 
 
+def test_ctrl_c_leaves_no_beginning(
+    tmp_path: Path, tiny: Config, run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, value: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Run.create(tmp_path / "new", tiny, load_supervised(run_copy))
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_beginning_that_was_killed_is_begun_again(
     tmp_path: Path, tiny: Config, run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

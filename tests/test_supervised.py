@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from conftest import (
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
+import ncdwf.model.model
 from ncdwf.config import Config, Supervised, View
 from ncdwf.data.augment import augment, num_draws
 from ncdwf.data.setting import Split, held_out_indices
@@ -350,7 +351,41 @@ def test_colour_pictures_are_learnt_too(short: Config) -> None:
     assert model.predict(images.expand(-1, 3, -1, -1)).labels.max() <= 5
 
 
-def test_pictures_without_any_difference_are_refused(short: Config) -> None:
-    images, labels = tiny_pictures(6, seed=5)
-    with pytest.raises(InputError, match="are the same; there is nothing to tell apart"):
-        learn_known(torch.zeros_like(images), labels, short)
+@pytest.mark.parametrize(("shape", "kind"), [((1, 16, 16), "pictures"), ((5,), "rows")])
+def test_what_is_the_same_everywhere_is_refused(
+    short: Config, shape: tuple[int, ...], kind: str
+) -> None:
+    backbone, dtype = ("small", torch.uint8) if len(shape) == 3 else ("vector", torch.float32)
+    inputs, labels = torch.zeros(6, *shape, dtype=dtype), torch.arange(6) % 2
+    config = replace(with_supervised(short, view=View()), backbone=backbone)
+    words = f"all 6 labelled {kind} are the same; there is nothing to tell apart"
+    with pytest.raises(InputError, match=words):
+        learn_known(inputs, labels, config)
+
+
+class Counting(nn.Module):
+    """Notes how many pictures it reads at once where nothing is learnt."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.training:
+            self.sizes.append(len(images))
+        return self.weight * images.flatten(1)
+
+
+def test_where_nothing_is_learnt_no_more_pictures_are_read_than_memory_holds(
+    split: Split, short: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ncdwf.model.model, "EVALUATION_PIXELS", 5 * 16 * 16)
+    config = replace(short, backbone="custom")
+    monkeypatch.setattr(Counting, "sizes", [])
+    model = learn_known(split.known_images, split.known_labels, config, backbone=Counting())
+    assert max(Counting.sizes) == 5
+    Counting.sizes.clear()
+    model.predict(split.test_images)
+    assert max(Counting.sizes) == 5

@@ -265,32 +265,39 @@ def from_dict(kind: type[T], values: Any, *, where: str = "config") -> T:
     return kind(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
 
 
-def override(config: T, assignment: str, *, where: str = "config") -> T:
-    """Return `config` with one field replaced, written as `discovery.optim.lr=0.1`."""
-    path, equals, text = assignment.partition("=")
-    require(bool(equals), f"{assignment!r} should be written key=value, as in seed=1")
-    return typing.cast(T, _override(config, path.split("."), text, where))
+def override(config: T, *assignments: str) -> T:
+    """Return `config` with single fields replaced, each written as `discovery.optim.lr=0.1`.
+
+    Fields that have to fit each other are compared when all are in place, whatever their order.
+    """
+    changes = []
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        require(bool(equals), f"{assignment!r} should be written key=value, as in seed=1")
+        changes.append((path.split("."), text))
+    return typing.cast(T, _override(config, changes, "config"))
 
 
-def _override(config: Any, path: list[str], text: str, where: str) -> Any:
-    key, rest = path[0], path[1:]
-    if isinstance(config, Mapping):  # a method's own fields: typed when the method is built
-        if key not in config:
-            raise InputError(_unknown_key(where, key, config))
-        value = config[key]
-        changed = _override(value, rest, text, f"{where}.{key}") if rest else _literal(text)
-        return {**config, key: changed}
-    require(dataclasses.is_dataclass(config), f"{where} holds a value, not further keys")
-    hints = typing.get_type_hints(type(config))
-    if key not in hints:
-        raise InputError(_unknown_key(where, key, hints))
-    value = getattr(config, key)
-    nested = dataclasses.is_dataclass(value) or isinstance(value, Mapping)
-    if rest:
-        return replace(config, **{key: _override(value, rest, text, f"{where}.{key}")})
-    if nested:
-        raise InputError(f"{where}.{key} holds further keys: {', '.join(_keys(value))}")
-    return replace(config, **{key: _convert(hints[key], _literal(text), f"{where}.{key}")})
+def _override(config: Any, changes: list[tuple[list[str], str]], where: str) -> Any:
+    is_mapping = isinstance(config, Mapping)  # a method's own fields: typed when it is built
+    require(
+        is_mapping or dataclasses.is_dataclass(config), f"{where} holds a value, not further keys"
+    )
+    hints = dict.fromkeys(config) if is_mapping else typing.get_type_hints(type(config))
+    values = {}
+    for key in dict.fromkeys(path[0] for path, _ in changes):
+        if key not in hints:
+            raise InputError(_unknown_key(where, key, hints))
+        here, value = f"{where}.{key}", config[key] if is_mapping else getattr(config, key)
+        deeper = [(path[1:], text) for path, text in changes if path[0] == key and path[1:]]
+        if deeper:
+            value = _override(value, deeper, here)
+        for text in [text for path, text in changes if path == [key]]:
+            if not is_mapping and (dataclasses.is_dataclass(value) or isinstance(value, Mapping)):
+                raise InputError(f"{here} holds further keys: {', '.join(_keys(value))}")
+            value = _literal(text) if is_mapping else _convert(hints[key], _literal(text), here)
+        values[key] = value
+    return {**config, **values} if is_mapping else replace(config, **values)
 
 
 def _keys(value: Any) -> list[str]:

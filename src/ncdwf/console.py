@@ -57,7 +57,7 @@ class Bar:
     def __init__(self, unit: str = "images", size: int = 1) -> None:
         self._unit, self._size = unit, size
         self._bars = Bars(
-            TextColumn("{task.description:>10}"),
+            TextColumn("{task.description:>13}"),
             BarColumn(),
             TextColumn("{task.percentage:3.0f} %"),
             TextColumn("{task.fields[rate]}"),
@@ -77,13 +77,13 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def start(self, task: str, num_images: int, done: int) -> None:
+    def start(self, task: str, total: int, done: int) -> None:
         """Begin a task."""
-        self._task = self._bars.add_task(task, total=num_images, completed=done, rate="")
+        self._task = self._bars.add_task(task, total=total, completed=done, rate="")
 
-    def advance(self, num_images: int) -> None:
-        """Count in the pictures of one step."""
-        self._bars.advance(self._task, num_images)
+    def advance(self, number: int) -> None:
+        """Count in what has just been done."""
+        self._bars.advance(self._task, number)
         speed = self._bars.tasks[-1].speed
         if speed:
             self._bars.update(self._task, rate=f"{speed / self._size:,.0f} {self._unit}/s")

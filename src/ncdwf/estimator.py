@@ -478,13 +478,12 @@ class NovelClassDiscoverer(FeatureNamesMixin, TransformerMixin, ClassifierMixin,
         return choose_device(self.device).type == "cuda"
 
     def _overridden(self, config: Config) -> Config:
-        config = complete(config)
+        assignments = []
         for key, value in (self.settings or {}).items():
             if key in OWN_PARAMETERS:
                 raise InputError(f"settings[{key!r}] is given as {OWN_PARAMETERS[key]}")
-            text = json.dumps(_plain(f"settings[{key!r}]", value))
-            config = override(config, f"{key}={text}")
-        return complete(config)
+            assignments.append(f"{key}={json.dumps(_plain(f'settings[{key!r}]', value))}")
+        return complete(override(complete(config), *assignments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

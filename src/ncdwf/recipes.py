@@ -33,8 +33,8 @@ novel; the digits take 480, the largest pool of CIFAR 4,200."""
 LARGE_PASSES = {True: (8_000_000, 4_000_000), False: (20_000, 20_000)}
 """The same for other networks, with and without a GPU: minutes, or about an hour."""
 TRIES = 3
-"""With vectors and small networks a try takes seconds, and finds a class in two parts now and then
-(decision 17). Where the fewest epochs take longer than `PASSES` there is one."""
+"""With vectors and pictures up to `SMALL_SIDE` a try takes seconds, and finds a class in two parts
+now and then (decision 17). Where the fewest epochs take longer than `PASSES` there is one."""
 LEAST_TAU = 0.9
 """Of vectors and small networks: what is called novel is at least as likely to be (decision 15)."""
 
@@ -147,7 +147,9 @@ def own_data(
         config = _own_small(_digits(OWN, 0, method), shape)
     else:
         config = _own_large(_cifar(OWN, 0, method), shape)
-    return replace(config, backbone=backbone)
+    is_quick = backbone in PASSES and max(shape[1:], default=0) <= SMALL_SIDE
+    discovery = replace(config.discovery, tries=TRIES if is_quick else 1)
+    return replace(config, backbone=backbone, discovery=discovery)
 
 
 def fit_supervised(config: Config, num_images: int, *, has_gpu: bool = False) -> Config:
@@ -223,6 +225,6 @@ def _own_small(config: Config, shape: tuple[int, ...]) -> Config:
     return replace(
         config,
         supervised=replace(config.supervised, view=view),
-        discovery=replace(config.discovery, large=view, tries=TRIES),
+        discovery=replace(config.discovery, large=view),
         method=method,
     )

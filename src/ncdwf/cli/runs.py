@@ -53,7 +53,7 @@ class Changes:
                 raise InputError(
                     f"--set cannot choose {field}; the argument SETTING and --images name the data"
                 )
-            config = override(config, assignment)
+        config = override(config, *self.sets)
         name = check_method(config.method["name"])
         if name != method:  # which has other fields, and a recipe of its own
             raise InputError(
@@ -100,8 +100,7 @@ def begin_round(model: Path, setting: str | None, out_dir: Path | None, changes:
     check_learnt(model)
     start = load_supervised(model)
     recorded = recorded_config(model, setting, option="--images")
-    is_later = start.model.num_novel > 0 or start.model.architecture.num_discovered > 0
-    if is_later or ((model / DESCRIPTION_FILE).exists() and is_own(model)):
+    if start.model.num_novel > 0 or ((model / DESCRIPTION_FILE).exists() and is_own(model)):
         raise InputError(
             f"{model} has discovered classes in pictures of your own, which a setting would begin "
             "without; --images begins another round"

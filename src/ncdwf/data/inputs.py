@@ -19,7 +19,8 @@ Inputs = Images | Vectors
 """What a model reads: pictures, or one vector of numbers in the place of each."""
 Labels = Int64[Tensor, " image"]
 LARGEST_NUMBER = 1e30
-"""In a vector: beyond it sums and squares of single precision overflow."""
+"""In a vector: single precision ends at 3.4e38, and `vector` adds many of them up. Networks of
+one's own may overflow earlier."""
 DIGEST_ROWS = 4096
 """So many rows say whether data is the same as before."""
 TrainAndTest = tuple[

@@ -5,6 +5,7 @@ keeps the modules that know labels out of this one and of every method.
 """
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, Discovery, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view_shape
-from ncdwf.errors import InputError, enough_memory
+from ncdwf.errors import InputError, NonFiniteError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import History, Terms, choose_device, train
@@ -31,6 +32,8 @@ from ncdwf.noise import Draw, Noise
 from ncdwf.progress import Progress
 
 PHASE = "discovery"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,6 +261,7 @@ def discover(
             noise={**draws, **method.noise(state, source.batch_size)},
             seed=seed,
             phase=PHASE,
+            title=f"{PHASE} {number + 1}/{settings.tries}".removesuffix(" 1/1"),
             make_views=make_views,
             engine=config.engine,
             slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
@@ -282,7 +286,7 @@ def discover(
         attempt.model.eval()
         remember(attempt.model, before, after)
 
-    best = min(map(attempt, range(settings.tries)), key=_misfit)
+    best = _best(attempt, settings.tries)
     finish(best, progress)
     if history is not None:
         history.extend(best.epochs)
@@ -291,7 +295,7 @@ def discover(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A discovery whose last step is done."""
+    """A discovery up to some epoch, before anything is fitted after it."""
 
     model: Model
     state: nn.Module
@@ -299,8 +303,25 @@ class _Attempt:
     seed: int
 
 
+def _best(attempt: Callable[[int], _Attempt], tries: int) -> _Attempt:
+    """Return the attempt whose clusters fit best; some may diverge, but not all."""
+    best: _Attempt | None = None
+    for number in range(tries):
+        try:
+            latest = attempt(number)
+        except NonFiniteError as error:
+            if best is None and number + 1 == tries:
+                raise
+            log.warning("try %d of %d does not count: %s", number + 1, tries, error)
+        else:
+            best = latest if best is None else min(best, latest, key=_misfit)
+    assert best is not None
+    return best
+
+
 def _misfit(attempt: _Attempt) -> float:
     """Return how badly clusters fit the pool: the least loss of a head that finds them, or all."""
     terms = attempt.epochs[-1].terms
-    losses = terms.get("cluster", sum(float(np.mean(value)) for value in terms.values()))
-    return float(np.min(losses))
+    if "cluster" in terms:
+        return float(np.min(terms["cluster"]))
+    return sum(float(np.mean(value)) for value in terms.values())

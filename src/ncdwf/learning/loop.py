@@ -40,6 +40,8 @@ class Epoch:
     """What one epoch left behind: the mean of every term, and how fast it went."""
 
     phase: str
+    seed: int | None = None
+    """Of several tries of a phase it tells which one was kept; earlier versions did not say."""
     epoch: int
     lr: float
     terms: dict[str, float | list[float]]
@@ -86,6 +88,7 @@ def train(
     noise: Mapping[str, Draw],
     seed: int,
     phase: str,
+    title: str | None = None,
     make_views: MakeViews | None = None,
     engine: Engine = "auto",
     slower: Mapping[str, float] | None = None,
@@ -103,6 +106,7 @@ def train(
         noise: what every step draws.
         seed: with `phase` and the position it decides every draw.
         phase: the name of this training in checkpoints, history and messages.
+        title: what `progress` calls it, if not that.
         make_views: what a step does first, always in single precision.
         engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
         slower: parts of the module whose learning rate is so many times the schedule's.
@@ -118,6 +122,7 @@ def train(
         source,
         optim,
         phase,
+        seed,
         choose_engine(engine, source.device),
         slower or {},
     )
@@ -126,7 +131,7 @@ def train(
     draws_itself = any(isinstance(part, Foreign) for part in module.modules())
     per_epoch = source.num_steps * source.batch_size
     done = first_epoch * per_epoch + first_step * source.batch_size
-    progress.start(phase, optim.epochs * per_epoch, done)
+    progress.start(title or phase, optim.epochs * per_epoch, done)
     with nullcontext() if checkpoints is None else checkpoints.before_interruptions():
         for epoch in range(first_epoch, optim.epochs):
             run.begin(epoch)
@@ -193,13 +198,14 @@ class _Training:
         source: BatchSource,
         optim: Optim,
         phase: str,
+        seed: int,
         engine: Engine,
         slower: Mapping[str, float],
     ) -> None:
         self.module = module.train()
         self.source = source
         self.optim = optim
-        self.phase = phase
+        self.phase, self.seed = phase, seed
         self.history: History = []
         self.device = source.device
         self.is_captured = engine == "captured"
@@ -346,6 +352,7 @@ class _Training:
         self.history.append(
             Epoch(
                 phase=self.phase,
+                seed=self.seed,
                 epoch=epoch,
                 lr=learning_rate(self.optim, float(epoch)),
                 terms=means,

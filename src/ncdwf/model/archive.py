@@ -14,7 +14,7 @@ from ncdwf.config import from_dict, require
 from ncdwf.errors import InputError, first_line
 from ncdwf.model.architecture import Architecture
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS_FILE = "model.safetensors"
 DESCRIPTION_FILE = "model.json"
 

@@ -128,7 +128,7 @@ class VectorNet(nn.Module):
     """Two hidden layers for plain vectors: tabular data, or features of another network.
 
     Of what is farther than one spread from the mean the logarithm counts: outliers, and numbers
-    that hardly varied among labelled rows and do in the pool, drown all others else
+    that hardly varied among labelled rows but do in the pool, would drown all others
     (docs/decisions/0016).
     """
 

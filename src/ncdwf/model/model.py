@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ncdwf import storage
 from ncdwf.config import require
 from ncdwf.data.inputs import Inputs, as_inputs
-from ncdwf.errors import InputError, NonFiniteError, printable
+from ncdwf.errors import InputError, NonFiniteError, enough_memory, printable
 from ncdwf.model import archive
 from ncdwf.model.architecture import Architecture, NovelHead
 from ncdwf.model.backbone import (
@@ -339,7 +339,7 @@ class Model(nn.Module):
 
     def _batches(self, images: Inputs) -> Iterator[Features]:
         for batch in torch.split(images, num_at_once(tuple(images.shape[1:]))):
-            with torch.no_grad(), _evaluation_mode(self):
+            with enough_memory(), torch.no_grad(), _evaluation_mode(self):
                 features: Features = self.backbone(batch.to(self.device))
             yield features
 

@@ -40,8 +40,7 @@ class Cell:
     def config(self) -> Config:
         """Return the whole configuration of this run."""
         config = complete(replace(recipe(self.setting, self.variant.method), seed=self.seed))
-        for assignment in self.variant.sets:
-            config = override(config, assignment)
+        config = override(config, *self.variant.sets)
         if self == MATURITY:
             config = replace(config, snapshot_epochs=SNAPSHOT_EPOCHS)
         return complete(config)

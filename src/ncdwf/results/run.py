@@ -109,12 +109,10 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Return what the run was made with."""
-        values = storage.read_json(self.path / ENVIRONMENT_FILE)
-        parts = [values, *values.get(LATER, [])] if _is_environment(values) else [None]
-        if not all(map(_is_environment, parts)):
-            raise InputError(
-                f"{self.path / ENVIRONMENT_FILE} does not tell what a run was made with"
-            )
+        path = self.path / ENVIRONMENT_FILE
+        values = storage.read_json(path)
+        if not (_is_environment(values) and all(map(_is_environment, values.get(LATER, [])))):
+            raise InputError(f"{path} does not tell what a run was made with")
         return values  # type: ignore[no-any-return]
 
     def note_environment(self) -> None:
