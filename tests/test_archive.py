@@ -5,8 +5,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
-import time
 import types
 
 import pytest
@@ -192,6 +192,8 @@ def test_weights_are_never_read_unchecked(copied, change):
         ("known_head.prototypes", lambda t: t.to(torch.float8_e4m3fn), "holds torch.float8_e4m3fn"),
         ("backbone.normalise.std", lambda t: t * 0, "that is not above 0"),
         ("backbone.layers.1.running_var", lambda t: t - 2, "running_var below 0"),
+        ("identifier.tau", lambda t: t + 7, "has a threshold that is no probability"),
+        ("identifier.tau", lambda t: t * -1, "has a threshold that is no probability"),
         ("best_head", lambda t: t + 2, "names a best head that is not there"),
         ("best_head", lambda t: t - 1, "names a best head that is not there"),
     ],
@@ -210,6 +212,11 @@ def test_missing_weights_are_refused(copied):
     assert "novel_head.prototypes" in refused(copied, WEIGHTS_FILE)
     (copied / WEIGHTS_FILE).unlink()
     assert "is missing" in refused(copied, WEIGHTS_FILE)
+
+
+def test_a_name_that_nobody_could_read_is_refused(copied):
+    rewrite(copied, lambda d: d["known_names"].__setitem__(0, "a" * 1001))
+    assert "a name of 1,001 characters; up to 1,000" in refused(copied, DESCRIPTION_FILE)
 
 
 def test_the_line_about_many_wrong_tensors_is_short(copied):
@@ -274,6 +281,24 @@ def test_a_pickle_in_place_of_weights_is_not_run(copied):
     assert "is not a safetensors file" in refused(copied, WEIGHTS_FILE)
 
 
+LOADING = """
+import json
+import sys
+import time
+
+import torch
+
+import ncdwf.model
+
+started = time.perf_counter()
+model = ncdwf.model.Model.load(sys.argv[1])
+seconds = time.perf_counter() - started
+model.predict(torch.zeros(2, *model.architecture.input_shape, dtype=torch.uint8))
+slow_to_import = {"torch._dynamo", "torch._inductor"}
+print(json.dumps([seconds, sorted(slow_to_import & sys.modules.keys())]))
+"""
+
+
 def test_a_model_of_full_size_is_little_more_than_its_numbers_and_loads_fast(tmp_path):
     shape = dataclasses.replace(SHAPE, backbone="resnet18", input_shape=(3, 32, 32), num_known=80)
     model = Model.create(shape, tuple(map(str, range(80))), seed=0)
@@ -286,7 +311,10 @@ def test_a_model_of_full_size_is_little_more_than_its_numbers_and_loads_fast(tmp
     numbers = [*model.parameters(), *model.buffers()]
     needed = sum(tensor.numel() * tensor.element_size() for tensor in numbers)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1.1 * needed
-    started = time.perf_counter()
-    loaded = Model.load(tmp_path)
-    assert time.perf_counter() - started < 1
-    assert same_weights(loaded, model)
+    assert same_weights(Model.load(tmp_path), model)
+    # In a new process: nothing is imported or warm there.
+    command = [sys.executable, "-c", LOADING, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, imported = json.loads(answer.stdout)
+    assert seconds < 1
+    assert imported == []

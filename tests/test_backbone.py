@@ -386,6 +386,11 @@ class Answering(nn.Module):
         return self.answer(images)
 
 
+def test_a_network_without_any_feature_is_refused():
+    with pytest.raises(InputError, match="shape \\(3, 4, 4\\): it returns no features"):
+        Foreign(Answering(lambda images: images.flatten(1)[:, :0]), (3, 4, 4))
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -36,12 +36,12 @@ def test_what_a_gpu_says_is_understood():
 
 
 class Hungry(nn.Module):
-    """Asks for more memory than there is if there are too many pictures."""
+    """Asks for more memory than there is if it learns, or if it does not."""
 
-    most = 1000
+    where: bool | None = None
 
     def forward(self, images):
-        if len(images) > self.most:
+        if self.training == Hungry.where and len(images) > 2:  # two are read to see what comes out
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return images.flatten(1)
 
@@ -53,17 +53,19 @@ def test_whatever_is_done_memory_that_runs_out_is_one_line(split, config, monkey
 
     config = replace(shorter(config), backbone="custom")
     model = learn()
-    steps = {
-        "learn": learn,
-        "discover": lambda: discover(model, split.pool_images, method, config),
-        "predict": lambda: model.predict(split.test_images),
-        "features": lambda: model.features(split.test_images),
-    }
     method = make_method(config.method)
-    monkeypatch.setattr(Hungry, "most", 8)
-    for step in steps.values():
-        with pytest.raises(InputError, match="more memory than there is"):
-            step()
+    steps = {
+        True: (learn, lambda: discover(model, split.pool_images, method, config)),
+        False: (
+            lambda: model.predict(split.test_images),
+            lambda: model.features(split.test_images),
+        ),
+    }
+    for where, asking in steps.items():
+        monkeypatch.setattr(Hungry, "where", where)
+        for step in asking:
+            with pytest.raises(InputError, match="more memory than there is"):
+                step()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("another"), ValueError("memory"), KeyError("x")])

@@ -302,6 +302,15 @@ def test_fitting_again_to_pictures_drops_the_columns():
     assert len(finder.predict(IMAGES)) == len(IMAGES)
 
 
+def test_columns_of_one_name_are_one_line():
+    table = pyarrow.table([*X.T], names=["a", "b", "c", "d", "a"])
+    refused("Expected unique column names, got: 'a' 2 times", short().fit, table, Y)
+
+
+def test_classes_with_endless_names_are_refused():
+    refused("a class has a name of 1,001 characters", short().fit, X, np.char.add(Y, "a" * 998))
+
+
 def test_columns_need_the_names_they_had():
     columns = dict(zip("abcde", X.T, strict=True))
     finder = short().fit(pyarrow.table(columns), Y)

@@ -697,6 +697,7 @@ def test_classes_can_be_given_other_names(tmp_path):
         ({"novel-4": "kakapo"}, "there is no class 'novel-4'; there are cat, dog, novel-1, novel-"),
         ({"novel-1": "kea", "cow": "kakapo"}, "there is no class 'cow'"),
         ({"novel-1": "dog"}, "two classes would be called 'dog'"),
+        ({"novel-1": "d" * 1001}, "a name of 1,001 characters; up to 1,000 are accepted"),
         ({"novel-1": "novel-2"}, "two classes would be called 'novel-2'"),
         ({"novel-1": "kakapo", "cat": "kakapo"}, "two classes would be called 'kakapo'"),
         ({"novel-1": ""}, "'' is not a name"),

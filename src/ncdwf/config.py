@@ -7,7 +7,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +30,8 @@ MOST = 2**16
 """No count makes sense beyond this; a slip of the finger should not fill the memory."""
 EPOCH_LIMIT = 1_000_000
 """Nobody waits for more; a slip of the finger should not run for ever."""
+LONGEST_NAME = 1000
+"""Characters of the name of a class."""
 Engine = Literal["auto", "eager", "compiled", "captured"]
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -43,6 +45,15 @@ def require(condition: bool, message: str) -> None:
 def require_count(name: str, value: int, least: int, most: int = MOST) -> None:
     """Refuse a number of things that makes no sense."""
     require(least <= value <= most, f"{name}={value} should be from {least} to {most}")
+
+
+def require_short(names: Iterable[str]) -> None:
+    """Refuse names of classes that nobody could read."""
+    longest = max(map(len, names), default=0)
+    require(
+        longest <= LONGEST_NAME,
+        f"a class has a name of {longest:,} characters; up to {LONGEST_NAME:,} are accepted",
+    )
 
 
 def require_shape(name: str, shape: tuple[int, ...]) -> None:

@@ -79,7 +79,7 @@ def name(
     loaded.rename(pairs)
     loaded.save_names(directory)
     names_now = ", ".join(map(printable, loaded.class_names))
-    out.print(f"The classes of {model}: {names_now}", soft_wrap=True)
+    out.print(f"The classes of {model}: {names_now}", soft_wrap=True, highlight=False)
 
 
 def export(
@@ -108,7 +108,8 @@ def inspect(model: ModelDir) -> None:
     print_holdings(str(model), holdings)
     total = sum(item.num_bytes for item in holdings)
     out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
-    out.print(f"{', '.join(map(printable, loaded.class_names))}.", soft_wrap=True)
+    names = ", ".join(map(printable, loaded.class_names))
+    out.print(f"{names}.", soft_wrap=True, highlight=False)
     out.print(
         "No picture, no vector, label or file name of a single picture is stored. The discovery "
         "phase receives the pool alone. Weights and "

@@ -78,13 +78,17 @@ def remember_columns(estimator: BaseEstimator, X: Any) -> None:
     for name in ("n_features_in_", "feature_names_in_"):
         estimator.__dict__.pop(name, None)
     if X is not None:
-        validate_data(estimator, X, skip_check_array=True)
+        _validate(estimator, X, reset=True)
 
 
 def check_columns(estimator: BaseEstimator, X: Any) -> None:
     """Refuse vectors of another width, or with other names of their columns, than `fit` saw."""
+    _validate(estimator, X, reset=False)
+
+
+def _validate(estimator: BaseEstimator, X: Any, *, reset: bool) -> None:
     try:
-        validate_data(estimator, X, reset=False, skip_check_array=True)
+        validate_data(estimator, X, reset=reset, skip_check_array=True)
     except ValueError as error:
         # Names of columns stand below each other there.
         said = str(error).strip().replace(":\n- ", ": ").replace("\n- ", ", ").replace(".\n", ". ")

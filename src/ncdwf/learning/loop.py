@@ -21,7 +21,7 @@ from ncdwf.config import Engine, Optim, from_dict
 from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning.batches import Batch, BatchSource
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.model.backbone import Foreign
+from ncdwf.model.backbone import Foreign, compile_apart
 from ncdwf.noise import Draw, Noise, draw, generator, pinned
 from ncdwf.progress import Progress, Quiet
 
@@ -179,6 +179,7 @@ def fastest_convolutions() -> Iterator[None]:
 
 def _compiled(function: F) -> F:
     """Return `function`, compiled for the shapes that it meets."""
+    compile_apart()
     # After eight shapes the compiler would give up and run the rest eagerly.
     torch._dynamo.config.recompile_limit = NUM_SHAPES
     # It proposes a lower precision for products that are kept out of bfloat16 on purpose.

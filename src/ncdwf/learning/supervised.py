@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf.config import Config, View
+from ncdwf.config import Config, View, require_short
 from ncdwf.data.augment import augment, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs, Labels, as_inputs, as_labels
 from ncdwf.data.setting import held_out_indices
@@ -122,6 +122,7 @@ def _check_names(names: tuple[str, ...], num_known: int) -> None:
         raise InputError(f"{len(names)} class names do not match {num_known} known classes")
     if len(set(names)) < num_known:
         raise InputError(f"two classes are called {max(names, key=names.count)!r}")
+    require_short(names)
 
 
 def _new_model(

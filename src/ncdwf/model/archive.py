@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ncdwf import storage
-from ncdwf.config import from_dict, require
+from ncdwf.config import from_dict, require, require_short
 from ncdwf.errors import InputError, first_line
 from ncdwf.model.architecture import Architecture
 
@@ -103,6 +103,7 @@ def _parsed(content: dict[str, Any]) -> Description:
     require(all(isinstance(names, list) for names in lists), "names of classes are no list")
     known, novel = map(tuple, lists)
     require(all(isinstance(n, str) for n in known + novel), "a name is not a string")
+    require_short(known + novel)
     num_novel = 0 if architecture.novel is None else architecture.novel.num_novel
     counts = (len(known), len(novel)) == (architecture.num_known, num_novel)
     is_unique = len({*known, *novel}) == len(known) + len(novel)

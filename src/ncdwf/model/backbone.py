@@ -30,14 +30,31 @@ class Backbone(Protocol):
         ...
 
 
-@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
 def apply(backbone: Backbone, images: Pictures | Vectors) -> Features:
     """Return `backbone(images)`, compiled apart from the caller where that is compiled.
 
     A network takes longest to compile and is the same in every method and at every weight of a
     loss; apart from them it is compiled once and then found in the cache.
     """
+    return _apply(backbone, images)
+
+
+def _call(backbone: Backbone, images: Pictures | Vectors) -> Features:
     return backbone(images)
+
+
+_apply = _call
+
+
+def compile_apart() -> None:
+    """Keep networks out of what is compiled around them from now on.
+
+    A decorator of `apply` would do the same, but import the compiler, which takes longer than all
+    else where a model is only loaded and asked.
+    """
+    global _apply
+    if _apply is _call:
+        _apply = torch.compiler.disable(_call, recursive=False)
 
 
 class Normalise(nn.Module):
@@ -238,6 +255,8 @@ class Foreign(nn.Module):
             found = found.mean((2, 3))
         if not isinstance(found, Tensor) or found.ndim != 2:
             raise ValueError("it should return one feature vector a picture, or maps of them")
+        if found.shape[1] == 0:
+            raise ValueError("it returns no features")
         return found
 
     def forward(self, images: Pictures | Vectors) -> Features:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncdwf import storage
-from ncdwf.config import require
+from ncdwf.config import require, require_short
 from ncdwf.data.inputs import Inputs, as_inputs
 from ncdwf.errors import InputError, NonFiniteError, enough_memory, printable
 from ncdwf.model import archive
@@ -215,6 +215,7 @@ class Model(nn.Module):
         for name in renamed:
             require(isinstance(name, str) and name.strip() != "", f"{name!r} is not a name")
             require(renamed.count(name) == 1, f"two classes would be called {name!r}")
+        require_short(renamed)
         for name in names.values():  # the others may come from a folder, however it is called
             is_plain = printable(name) == name
             require(is_plain, f"{name!r} has characters that cannot be printed")
@@ -393,6 +394,8 @@ class Model(nn.Module):
         novel = model.architecture.novel
         if not 0 <= int(model.best_head) < (1 if novel is None else novel.num_heads):
             raise InputError(f"{weights_path} names a best head that is not there")
+        if not 0 <= model.tau <= 1:
+            raise InputError(f"{weights_path} has a threshold that is no probability")
         return model.eval()
 
 
