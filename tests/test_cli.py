@@ -46,6 +46,7 @@ from ncdwf.data.setting import SETTINGS, Split
 from ncdwf.learning.discovery import METHODS
 from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
+from ncdwf.model.archive import FORMAT
 from ncdwf.recipes import RECIPES
 from ncdwf.results.benchmark import Bench
 from ncdwf.results.configuration import config_record
@@ -856,7 +857,7 @@ BAD = {
         "model.json does not describe a model",
     ),
     "description of another version": broken_model(
-        lambda path: edit_json(path / "model.json", format=1), "has format 1", "reads 3"
+        lambda path: edit_json(path / "model.json", format=1), "has format 1", f"reads {FORMAT}"
     ),
 }
 
@@ -1308,7 +1309,7 @@ def test_own_pictures_are_learnt_and_discovered_in(call: Call, own: Path) -> Non
     )
     assert (found.code, found.err) == (0, "")
     assert found.out.splitlines() == [
-        "24 pictures at 1×16×16 · backbone small · 3 tries of 2 epochs, batch 32, learning rate "
+        "24 pictures at 1×16×16 · backbone small · 2 epochs, batch 32, learning rate "
         "0.1. Another choice: --set discovery.optim.epochs=…",
         "A model of known and novel classes (novel-1, novel-2, novel-3) is in second",
     ]
