@@ -141,7 +141,7 @@ def test_choices_are_those_of_the_phase(capsys: pytest.CaptureFixture[str], conf
     console.print_choices(thrice, "discovery", shape, "3 pictures")
     console.print_choices(thrice, "supervised", shape, "3 pictures")
     discovery, supervised = capsys.readouterr().out.splitlines()
-    assert " · 3 tries of 77 epochs, batch 32" in discovery
+    assert " · 77 epochs (the best of 3 tries half way), batch 32" in discovery
     assert "tries" not in supervised
 
 

@@ -24,10 +24,11 @@ from conftest import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf.config import Config, View
+from ncdwf.config import Config, View, override
 from ncdwf.data.augment import Views
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError, NonFiniteError
+from ncdwf.learning import discovery
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.discovery import (
     METHODS,
@@ -38,7 +39,7 @@ from ncdwf.learning.discovery import (
     make_method,
     register,
 )
-from ncdwf.learning.loop import Epoch, History, Terms
+from ncdwf.learning.loop import Epoch, History, Terms, Training
 from ncdwf.learning.sifting import Sifted
 from ncdwf.learning.supervised import learn_known
 from ncdwf.learning.survey import Survey
@@ -555,10 +556,11 @@ class Headless(LwF):
 
 
 @pytest.mark.parametrize("name", ["ncdwf", "uno", "headless"])
-def test_of_several_tries_the_one_whose_clusters_fit_is_kept(
+def test_of_several_tries_the_one_whose_clusters_fit_half_way_is_kept(
     known_model: Model, split: Split, short: Config, name: str
 ) -> None:
     method = Headless() if name == "headless" else make_method({"name": name})
+    short = override(short, "discovery.optim.epochs=5")
 
     def run(tries: int, seed: int) -> tuple[Model, History]:
         history: History = []
@@ -567,20 +569,70 @@ def test_of_several_tries_the_one_whose_clusters_fit_is_kept(
         return model, history
 
     def misfit(history: History) -> float:
-        terms = [entry for entry in history if entry.phase == "discovery"][-1].terms
+        terms = [entry for entry in history if entry.phase == "discovery"][2].terms
         if name != "headless":
             return float(np.min(terms["cluster"]))
         return sum(float(np.mean(term)) for term in terms.values())
 
-    first = 3  # not the one whose clusters fit best
-    alone = [run(1, seed) for seed in (first, first + 1, first + 2)]
-    losses = [misfit(history) for _, history in alone]
-    best, wanted = alone[int(np.argmin(losses))]
-    assert int(np.argmin(losses)) > 0
-    model, history = run(3, first)
+    alone = {seed: run(1, seed) for seed in (3, 4, 5, 6)}
+    losses = {seed: misfit(history) for seed, (_, history) in alone.items()}
+    first = next(seed for seed in (3, 4, 5) if losses[seed + 1] < losses[seed])
+    best, wanted = alone[first + 1]
+    model, history = run(2, first)
     assert fingerprint(model) == fingerprint(best)
     assert timeless(history) == timeless(wanted)
-    assert {entry.seed for entry in history} == {first + int(np.argmin(losses))}
+    assert {entry.seed for entry in history} == {first + 1}
+
+
+class Losses(Training):
+    """A training of which nothing is known but its losses."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses, self.history = losses, []
+
+    def run(self, until: int | None = None, *, title: str | None = None) -> History:
+        assert until is not None
+        for epoch in range(len(self.history), until):
+            if np.isnan(self.losses[epoch]):
+                raise NonFiniteError(f"epoch {epoch}")
+            terms: dict[str, float | list[float]] = {"cluster": [9.0, self.losses[epoch]]}
+            entry = Epoch(
+                phase="discovery", epoch=epoch, lr=0, terms=terms, seconds=1, images_per_second=1
+            )
+            self.history.append(entry)
+        return self.history
+
+
+def tries_of(losses: list[list[float]]) -> list[discovery._Try]:
+    nothing: Any = None
+    return [discovery._Try(n, nothing, nothing, Losses(each)) for n, each in enumerate(losses, 1)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "best", "ran"),
+    [
+        ([[3, 2, 1, 9], [1, 3, 2, 2], [2, 4, 3, 1]], 0, [4, 2, 2]),  # two of four epochs
+        ([[3, 2, 3], [1, 3, 2], [2, 2.5, 3]], 0, [3, 2, 2]),  # two of three
+        ([[2], [1], [3]], 1, [1, 1, 1]),
+        ([[5, 2, 1, 1], [5, 1, np.nan, 1], [5, 3, 0, 0]], 0, [4, 2, 2]),  # diverges too late
+        ([[5, np.nan, 1, 1], [5, 1, np.nan, 1], [5, 3, 0, 0]], 2, [1, 2, 4]),
+        ([[4, 3, 2, 1]], 0, [4]),
+    ],
+)
+def test_the_best_try_half_way_is_the_one_that_goes_on(
+    losses: list[list[float]], best: int, ran: list[int]
+) -> None:
+    tries = tries_of(losses)
+    assert discovery._best(list(tries), len(losses[0])) is tries[best]
+    assert [len(one.training.history) for one in tries] == ran
+
+
+def test_where_the_last_try_diverges_late_the_error_is_told() -> None:
+    tries = tries_of([[5, np.nan], [5, np.nan]])
+    with pytest.raises(NonFiniteError, match="epoch 1"):
+        discovery._best(tries, 2)
+    with pytest.raises(NonFiniteError, match="epoch 0"):
+        discovery._best(tries_of([[np.nan, 1]]), 2)
 
 
 class Diverging(LwF):
@@ -634,8 +686,8 @@ def test_resuming_goes_on_in_the_try_that_was_cut_off(
 ) -> None:
     config = tried(short, 3, 0)
     whole = discover(known_model, split.pool_images, method, config)
-    # Four steps a try.
-    for steps in (3, 6, 8, 11, 14):
+    # Two steps of each try, then two more of the one that is kept.
+    for steps in (1, 3, 4, 6, 7):
         checkpoints = Checkpoints(tmp_path / str(steps), seconds=0.0, fingerprint="a")
         counted = StopAfter(steps)
         with pytest.raises(Stop):
@@ -652,10 +704,12 @@ def test_resuming_goes_on_in_the_try_that_was_cut_off(
             known_model, split.pool_images, method, config, checkpoints=checkpoints, progress=rest
         )
         assert fingerprint(resumed) == fingerprint(whole)
-        titles = [f"discovery {number}/3" for number in (1, 2, 3)]
-        assert [title for title in rest.of if title.startswith("discovery")] == titles
-        left = sum(rest.of[title] for title in titles)
-        assert left == max(12 - steps, 0) + (1 if steps < 12 else 0)
+        # What was cut off had not been kept yet.
+        left = {f"discovery {n + 1}/3": min(2, 2 * n + 3 - steps) for n in range(3)}
+        wanted = {title: num for title, num in left.items() if num > 0} | {
+            "discovery": min(2, 9 - steps)
+        }
+        assert {t: num for t, num in rest.of.items() if t.startswith("discovery")} == wanted
 
 
 class Steps(Quiet):

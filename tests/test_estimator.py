@@ -1595,9 +1595,10 @@ def test_how_far_learning_has_come_is_shown_to_who_asks(monkeypatch):
     monkeypatch.setattr(ncdwf.estimator, "Bar", Seen)
     short().fit(X, Y).discover(POOL)
     assert shown == []
-    short(verbose=True).fit(X, Y).discover(POOL)
+    twice = {**SHORT, **REPLAY, "discovery.optim.epochs": 2}
+    short(verbose=True).set_params(settings=twice).fit(X, Y).discover(POOL)
     tries = [f"discovery {number}/3" for number in (1, 2, 3)]
-    assert shown == ["supervised", *tries, "settling"]
+    assert shown == ["supervised", *tries, "discovery", "settling"]
 
 
 def test_columns_are_refused_before_anything_is_learnt(monkeypatch):

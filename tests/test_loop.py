@@ -22,11 +22,11 @@ from ncdwf.learning.loop import (
     History,
     Loss,
     Terms,
+    Training,
     choose_device,
     choose_engine,
     fastest_convolutions,
     learning_rate,
-    train,
 )
 from ncdwf.noise import Draw, Noise, draw, generator
 from ncdwf.progress import Progress, Quiet
@@ -94,7 +94,7 @@ def run_net(
     progress: Progress | None = None,
     after_epoch: Callable[[History], None] | None = None,
 ) -> History:
-    return train(
+    return Training(
         net,
         loss or net.terms,
         make_source(seed, phase),
@@ -106,7 +106,7 @@ def run_net(
         checkpoints=checkpoints,
         progress=progress,
         after_epoch=after_epoch,
-    )
+    ).run()
 
 
 def every_step(directory: Path, config: str = "a") -> Checkpoints:
@@ -169,7 +169,7 @@ def test_every_step_applies_the_rate_of_its_position() -> None:
     scalar = Scalar(0.0)
     optim = replace(OPTIM, momentum=0.0, weight_decay=0.0)
     recorder = Recorder(scalar)
-    history = train(
+    history = Training(
         scalar,
         lambda batch, noise, progress: {"w": scalar.weight},
         make_source(),
@@ -178,7 +178,7 @@ def test_every_step_applies_the_rate_of_its_position() -> None:
         seed=0,
         phase="test",
         progress=recorder,
-    )
+    ).run()
     places = [0.0, *(float(weights[0]) for weights in recorder.weights)]
     moves = [before - after for before, after in itertools.pairwise(places)]
     wanted = [learning_rate(optim, i / STEPS) for i in range(EPOCHS * STEPS)]
@@ -190,7 +190,7 @@ def test_update_is_sgd_with_momentum_and_weight_decay_by_hand() -> None:
     scalar = Scalar(2.0)
     optim = Optim(epochs=1, batch_size=4, lr=0.1, min_lr=0.1, momentum=0.5, weight_decay=0.2)
     recorder = Recorder(scalar)
-    train(
+    Training(
         scalar,
         lambda batch, noise, progress: {"bowl": 3 * scalar.weight**2},
         make_source(),
@@ -199,7 +199,7 @@ def test_update_is_sgd_with_momentum_and_weight_decay_by_hand() -> None:
         seed=0,
         phase="test",
         progress=recorder,
-    )
+    ).run()
     weight, speed, wanted = 2.0, 0.0, []
     for _ in range(STEPS):
         speed = 0.5 * speed + 6 * weight + 0.2 * weight
@@ -212,7 +212,7 @@ def test_long_gradients_are_shortened_and_short_ones_left() -> None:
     scalar = Scalar(2.0)
     optim = Optim(epochs=1, batch_size=4, lr=0.1, min_lr=0.1, momentum=0.0, weight_decay=0.0)
     recorder = Recorder(scalar)
-    train(
+    Training(
         scalar,
         lambda batch, noise, progress: {"bowl": 3 * scalar.weight**2},
         make_source(),
@@ -221,7 +221,7 @@ def test_long_gradients_are_shortened_and_short_ones_left() -> None:
         seed=0,
         phase="test",
         progress=recorder,
-    )
+    ).run()
     weight, wanted = 2.0, []
     for _ in range(STEPS):
         weight -= 0.1 * min(6 * weight, 4.0)
@@ -233,7 +233,7 @@ def test_long_gradients_are_shortened_and_short_ones_left() -> None:
 def test_slower_parts_move_by_their_share_of_the_rate() -> None:
     parts = nn.ModuleDict({name: Scalar(1.0) for name in ("slow", "slower", "free")})
     optim = Optim(epochs=1, batch_size=4, lr=0.1, min_lr=0.1, momentum=0.0, weight_decay=0.0)
-    train(
+    Training(
         parts,
         lambda batch, noise, progress: {"line": sum(part.weight for part in parts.values())},
         make_source(),
@@ -242,7 +242,7 @@ def test_slower_parts_move_by_their_share_of_the_rate() -> None:
         seed=0,
         phase="test",
         slower={"slow": 0.25},
-    )
+    ).run()
     moves = {name: 1.0 - part.weight.item() for name, part in parts.items()}
     assert moves == pytest.approx(
         {"slow": 0.025 * STEPS, "slower": 0.1 * STEPS, "free": 0.1 * STEPS}
@@ -253,7 +253,7 @@ def test_vector_terms_count_by_their_mean() -> None:
     def moved(loss: Callable[[Tensor], Tensor]) -> float:
         scalar = Scalar(1.0)
         optim = replace(OPTIM, epochs=1)
-        train(
+        Training(
             scalar,
             lambda batch, noise, progress: {"a": loss(scalar.weight), "b": scalar.weight},
             make_source(),
@@ -261,7 +261,7 @@ def test_vector_terms_count_by_their_mean() -> None:
             noise={},
             seed=0,
             phase="test",
-        )
+        ).run()
         return scalar.weight.item()
 
     slopes = torch.tensor([1.0, 2.0, 6.0])
@@ -275,7 +275,7 @@ def test_history_holds_means_of_scalars_and_of_every_head() -> None:
     values = torch.arange(8.0)
     source = TensorSource(values, batch_size=2, seed=0, phase="test")
     heads = torch.tensor([1.0, 10.0])
-    history = train(
+    history = Training(
         scalar,
         lambda batch, noise, progress: {
             "sum": scalar.weight * batch[0].sum(),
@@ -286,12 +286,53 @@ def test_history_holds_means_of_scalars_and_of_every_head() -> None:
         noise={},
         seed=0,
         phase="test",
-    )
+    ).run()
     assert [(epoch.phase, epoch.epoch) for epoch in history] == [("test", 0), ("test", 1)]
     for epoch in history:
         assert epoch.terms == {"sum": 7.0, "heads": [3.5, 35.0]}
         assert epoch.seconds > 0
         assert epoch.images_per_second == pytest.approx(8 / epoch.seconds)
+
+
+@pytest.mark.parametrize("pauses", [(1,), (2,), (1, 2), (0, 1, 1, 2)])
+def test_a_pause_changes_nothing(pauses: tuple[int, ...]) -> None:
+    nets = Net(), Net()
+    wanted = run_net(nets[0])
+    training = Training(
+        nets[1], nets[1].terms, make_source(), OPTIM, noise=NOISE, seed=0, phase="test"
+    )
+    for until in pauses:
+        assert len(training.run(until)) == until
+    history = training.run()
+    assert timeless(history) == timeless(wanted)
+    assert fingerprint(nets[0]) == fingerprint(nets[1])
+    assert training.run(1) is training.run() is history  # there is nothing left to do
+
+
+def test_a_pause_is_kept_and_told(tmp_path: Path) -> None:
+    net, told = Net(), Tasks()
+    kept_here = Checkpoints(tmp_path, seconds=1e9, fingerprint="a")
+    training = Training(
+        *(net, net.terms, make_source(), OPTIM),
+        **{"noise": NOISE, "seed": 0, "phase": "test"},
+        checkpoints=kept_here,
+        progress=told,
+    )
+    training.run(1, title="half")
+    assert kept(tmp_path) == ["test-000001-00000000"]
+    training.run()
+    assert kept(tmp_path) == ["test-000001-00000000", "test-000003-00000000"]
+    assert told.all == [("half", 20, 0), ("test", 60, 20)]
+
+
+class Tasks(Quiet):
+    """Notes what is begun."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int, int]] = []
+
+    def start(self, task: str, total: int, done: int, /) -> None:
+        self.all.append((task, total, done))
 
 
 def test_after_every_epoch_what_was_left_so_far_is_told() -> None:
@@ -398,7 +439,7 @@ def test_views_are_made_in_single_precision_whatever_the_network_computes_in(
 
     source = TensorSource(torch.ones(2, 3), batch_size=2, seed=0, phase="test")
     optim = replace(OPTIM, epochs=1, batch_size=2)
-    train(net, loss, source, optim, noise={}, seed=0, phase="test", make_views=make_views)
+    Training(net, loss, source, optim, noise={}, seed=0, phase="test", make_views=make_views).run()
     assert seen == {"views": torch.float32, "loss": torch.bfloat16}
 
 
@@ -423,7 +464,7 @@ def test_more_shapes_are_compiled_than_the_compiler_would_by_itself(
     for size in sizes:
         source = TensorSource(torch.ones(size, 3), batch_size=size, seed=0, phase="test")
         optim = replace(OPTIM, epochs=2, batch_size=size)
-        train(net, loss, source, optim, noise={}, seed=0, phase="test", engine="compiled")
+        Training(net, loss, source, optim, noise={}, seed=0, phase="test", engine="compiled").run()
     assert len(graphs) == len(sizes)
 
 

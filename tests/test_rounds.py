@@ -77,10 +77,14 @@ def test_samples_of_all_classes_are_told_apart():
 def test_the_loss_of_two_mixtures_by_hand(monkeypatch):
     caught = {}
 
-    def catch(module, loss, source, optim, *, noise, **rest):
-        caught.update(loss=loss, noise=noise)
+    class Caught:
+        def __init__(self, module, loss, source, optim, *, noise, **rest):
+            caught.update(loss=loss, noise=noise)
 
-    monkeypatch.setattr("ncdwf.learning.rounds.train", catch)
+        def run(self):
+            pass
+
+    monkeypatch.setattr("ncdwf.learning.rounds.Training", Caught)
     prototypes = promote(discovered(), seed=0).known_head.prototypes.detach().double()
     draws = {
         "replay": torch.tensor([[0.1], [0.6]]),  # classes 0 and 2 of four

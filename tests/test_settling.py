@@ -104,11 +104,14 @@ def intercepted(monkeypatch):
     """Return what `fit_heads` hands to the loop, instead of training with it."""
     handed = {}
 
-    def train(module, loss, source, optim, **rest):
-        handed.update(module=module, loss=loss, source=source, optim=optim, **rest)
-        return []
+    class Training:
+        def __init__(self, module, loss, source, optim, **rest):
+            handed.update(module=module, loss=loss, source=source, optim=optim, **rest)
 
-    monkeypatch.setattr(settling, "train", train)
+        def run(self):
+            return []
+
+    monkeypatch.setattr(settling, "Training", Training)
     made, head = identifier(), known_head()
     fit_heads(
         *(made, head, known_head(seed=1), memory(), pool(64), pool(64) @ TURN, LABELS, OPTIM),

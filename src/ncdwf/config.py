@@ -183,7 +183,7 @@ class Discovery:
     """How many novel classes to look for; 0: as many as the pool seems to hold."""
     optim: Optim
     tries: int = 1
-    """Discover so often, with the seed and those after it; the one whose clusters fit is kept."""
+    """Begin so often, with the seed and those after it; whose clusters fit half way goes on."""
     pool: Literal["novel", "mixed"] = "novel"
     """Whether all its pictures are of novel classes; in a mixed one, known ones are left out."""
     backbone_rate: float = 1.0

@@ -111,7 +111,9 @@ def print_choices(
     optim = config.supervised.optim if phase == "supervised" else config.discovery.optim
     size = "×".join(map(str, shape))
     tries = 1 if phase == "supervised" else config.discovery.tries
-    epochs = f"{tries} tries of " * (tries > 1) + counted(optim.epochs, "epoch")
+    epochs = counted(optim.epochs, "epoch")
+    if tries > 1:
+        epochs += f" (the best of {tries} tries half way)"
     out.print(
         f"{', '.join(counts)} at {size} · backbone {config.backbone} · "
         f"{epochs}, batch {optim.batch_size}, learning rate {optim.lr:g}. "

@@ -158,14 +158,14 @@ def test_no_step_waits_for_the_device(
 ) -> None:
     config = replace(tiny_recipe(), device="cuda", engine="eager")
     known = learnt(split)
-    step, counted = loop._Training.step, []
+    step, counted = loop.Training.step, []
 
-    def guarded(self: loop._Training, *arguments: object) -> None:
+    def guarded(self: loop.Training, *arguments: object) -> None:
         with no_synchronisation():
             step(self, *arguments)  # type: ignore[arg-type]
         counted.append(self.phase)
 
-    monkeypatch.setattr(loop._Training, "step", guarded)
+    monkeypatch.setattr(loop.Training, "step", guarded)
     method = make_method({**config.method, **changes})
     discover(known, split.pool_images, method, config)
     assert counted.count("discovery") == 10 * 2

@@ -156,9 +156,9 @@ def test_no_captured_step_waits_for_the_device(
     config: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, counted = loop._Training.step, []
+    step, counted = loop.Training.step, []
 
-    def guarded(self: loop._Training, *arguments: object) -> None:
+    def guarded(self: loop.Training, *arguments: object) -> None:
         if self.graph is None:  # the capture itself waits, once
             step(self, *arguments)  # type: ignore[arg-type]
             return
@@ -166,7 +166,7 @@ def test_no_captured_step_waits_for_the_device(
             step(self, *arguments)  # type: ignore[arg-type]
         counted.append(self.phase)
 
-    monkeypatch.setattr(loop._Training, "step", guarded)
+    monkeypatch.setattr(loop.Training, "step", guarded)
     discover(known, pictures[0], make_method(config.method), config)
     assert counted.count("discovery") == 2 * 8 - 1
 

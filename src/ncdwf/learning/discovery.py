@@ -6,6 +6,7 @@ keeps the modules that know labels out of this one and of every method.
 
 import copy
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view
 from ncdwf.errors import InputError, NonFiniteError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.learning.loop import History, Terms, choose_device, train
+from ncdwf.learning.loop import Epoch, History, Terms, Training, choose_device
 from ncdwf.learning.rounds import promote
 from ncdwf.learning.survey import Survey, check_pool, survey
 from ncdwf.model import Model
@@ -226,7 +227,7 @@ def discover(
     def make_views(batch: Batch, noise: Noise) -> Batch:
         return tuple(augment_views(batch[0], view, noise[name]) for name, view in sizes.items())
 
-    def attempt(number: int) -> _Attempt:
+    def begin(number: int) -> _Try:
         seed = config.seed + number
         found_model, state = method.prepare(model, num_novel, seed=seed)
         state = state.to(device)
@@ -249,11 +250,11 @@ def discover(
         def after_epoch(epochs: History) -> None:
             every = config.snapshot_epochs
             if snapshot is not None and every and len(epochs) % every == 0:
-                now = _Attempt(copy.deepcopy(found_model), state, list(epochs), seed)
-                finish(now, None)
-                snapshot(len(epochs), now.model)
+                now = copy.deepcopy(found_model)
+                finish(now, state, list(epochs), seed, None)
+                snapshot(len(epochs), now)
 
-        epochs = train(
+        training = Training(
             nn.ModuleDict({"model": found_model, "state": state}),
             loss,
             source,
@@ -261,7 +262,6 @@ def discover(
             noise={**draws, **method.noise(state, source.batch_size)},
             seed=seed,
             phase=PHASE,
-            title=f"{PHASE} {number + 1}/{settings.tries}".removesuffix(" 1/1"),
             make_views=make_views,
             engine=config.engine,
             slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
@@ -269,59 +269,71 @@ def discover(
             progress=progress,
             after_epoch=after_epoch,
         )
-        return _Attempt(found_model, state, epochs, seed)
+        return _Try(number + 1, found_model, state, training)
 
-    def finish(attempt: _Attempt, progress: Progress | None) -> None:
-        attempt.model.eval()
-        after = found.kept(attempt.model.features(images))
+    def finish(
+        model: Model, state: nn.Module, epochs: History, seed: int, progress: Progress | None
+    ) -> None:
+        model.eval()
+        after = found.kept(model.features(images))
         outcome = Outcome(
             before=before,
             after=after,
-            history=attempt.epochs,
-            seed=attempt.seed,
+            history=epochs,
+            seed=seed,
             engine=config.engine,
             progress=progress,
         )
-        method.finish(attempt.model, attempt.state, outcome)
-        attempt.model.eval()
-        remember(attempt.model, before, after)
+        method.finish(model, state, outcome)
+        model.eval()
+        remember(model, before, after)
 
-    best = _best(attempt, settings.tries)
-    finish(best, progress)
+    best = _best([begin(number) for number in range(settings.tries)], settings.optim.epochs)
+    finish(best.model, best.state, best.training.history, best.training.seed, progress)
     if history is not None:
-        history.extend(best.epochs)
+        history.extend(best.training.history)
     return best.model
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A discovery up to some epoch, before anything is fitted after it."""
+class _Try:
+    """One of several discoveries in the same pool."""
 
+    number: int
     model: Model
     state: nn.Module
-    epochs: History
-    seed: int
+    training: Training
 
 
-def _best(attempt: Callable[[int], _Attempt], tries: int) -> _Attempt:
-    """Return the attempt whose clusters fit best; some may diverge, but not all."""
-    best: _Attempt | None = None
-    for number in range(tries):
+def _best(tries: list[_Try], epochs: int) -> _Try:
+    """Return the try whose clusters fit best half way, trained to the end.
+
+    One that diverges does not count, unless all do.
+    """
+    num_tries, half = len(tries), math.ceil(epochs / 2)
+    errors: list[NonFiniteError] = []
+
+    def reaches(one: _Try, until: int, title: str) -> bool:
         try:
-            latest = attempt(number)
+            one.training.run(until, title=title)
         except NonFiniteError as error:
-            if best is None and number + 1 == tries:
-                raise
-            log.warning("try %d of %d does not count: %s", number + 1, tries, error)
-        else:
-            best = latest if best is None else min(best, latest, key=_misfit)
-    assert best is not None
-    return best
+            errors.append(error)
+            if len(errors) < num_tries:
+                log.warning("try %d of %d does not count: %s", one.number, num_tries, error)
+            return False
+        return True
+
+    if num_tries > 1:
+        tries = [one for one in tries if reaches(one, half, f"{PHASE} {one.number}/{num_tries}")]
+        tries.sort(key=lambda one: _misfit(one.training.history[half - 1]))
+    for one in tries:
+        if reaches(one, epochs, PHASE):
+            return one
+    raise errors[-1]
 
 
-def _misfit(attempt: _Attempt) -> float:
+def _misfit(epoch: Epoch) -> float:
     """Return how badly clusters fit the pool: the least loss of a head that finds them, or all."""
-    terms = attempt.epochs[-1].terms
-    if "cluster" in terms:
-        return float(np.min(terms["cluster"]))
-    return sum(float(np.mean(value)) for value in terms.values())
+    if "cluster" in epoch.terms:
+        return float(np.min(epoch.terms["cluster"]))
+    return sum(float(np.mean(value)) for value in epoch.terms.values())

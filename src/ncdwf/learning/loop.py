@@ -79,81 +79,6 @@ def learning_rate(optim: Optim, epochs_done: float) -> float:
     return optim.min_lr + 0.5 * (optim.lr - optim.min_lr) * (1 + math.cos(math.pi * done))
 
 
-def train(
-    module: nn.Module,
-    loss: Loss,
-    source: BatchSource,
-    optim: Optim,
-    *,
-    noise: Mapping[str, Draw],
-    seed: int,
-    phase: str,
-    title: str | None = None,
-    make_views: MakeViews | None = None,
-    engine: Engine = "auto",
-    slower: Mapping[str, float] | None = None,
-    checkpoints: Checkpoints | None = None,
-    progress: Progress | None = None,
-    after_epoch: Callable[[History], None] | None = None,
-) -> History:
-    """Minimise `loss` over the trainable parameters of `module`; return what each epoch left.
-
-    Args:
-        module: all that is trained and all that a checkpoint must hold.
-        loss: gives the terms; their means are summed.
-        source: gives the batches.
-        optim: epochs, batch size and the schedule.
-        noise: what every step draws.
-        seed: with `phase` and the position it decides every draw.
-        phase: the name of this training in checkpoints, history and messages.
-        title: what `progress` calls it, if not that.
-        make_views: what a step does first, always in single precision.
-        engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
-        slower: parts of the module whose learning rate is so many times the schedule's.
-        checkpoints: where to keep them; a checkpoint of this phase there is resumed from.
-        progress: hears of every step.
-        after_epoch: called with what the epochs so far left; it must not change the module.
-    """
-    progress = progress or Quiet()
-    run = _Training(
-        module,
-        make_views,
-        loss,
-        source,
-        optim,
-        phase,
-        seed,
-        choose_engine(engine, source.device),
-        slower or {},
-    )
-    first_epoch, first_step = run.resume(checkpoints)
-    # Somebody else's network may draw on its own, as dropout does.
-    draws_itself = any(isinstance(part, Foreign) for part in module.modules())
-    per_epoch = source.num_steps * source.batch_size
-    done = first_epoch * per_epoch + first_step * source.batch_size
-    progress.start(title or phase, optim.epochs * per_epoch, done)
-    with nullcontext() if checkpoints is None else checkpoints.before_interruptions():
-        for epoch in range(first_epoch, optim.epochs):
-            run.begin(epoch)
-            source_of_noise = generator(seed, phase, epoch, device=source.device)
-            draws = draw(noise, source.num_steps, source_of_noise)
-            for step in range(first_step, source.num_steps):
-                drawn = {name: values[step] for name, values in draws.items()}
-                with pinned(seed, phase, epoch, step) if draws_itself else nullcontext():
-                    run.step(source.batch(epoch, step), drawn, step)
-                progress.advance(source.batch_size)
-                if checkpoints is not None and step + 1 < source.num_steps and checkpoints.due():
-                    run.keep(checkpoints, epoch, step + 1)
-            first_step = 0
-            run.end(epoch)
-            if after_epoch is not None:
-                after_epoch(run.history)
-            if checkpoints is not None and (checkpoints.due() or epoch + 1 == optim.epochs):
-                run.keep(checkpoints, epoch + 1, 0)
-    progress.stop()
-    return run.history
-
-
 PRECISION = torch.bfloat16
 """What networks compute in on a GPU; weights, losses and updates stay in single precision."""
 NUM_SHAPES = 64
@@ -188,27 +113,53 @@ def _compiled(function: F) -> F:
     return cast(F, torch.compile(function, dynamic=False))
 
 
-class _Training:
-    """The state of one training: module, optimiser, running sums, history."""
+class Training:
+    """Minimises a loss over the trainable parameters of a module; it may pause between epochs."""
 
     def __init__(
         self,
         module: nn.Module,
-        make_views: MakeViews | None,
         loss: Loss,
         source: BatchSource,
         optim: Optim,
-        phase: str,
+        *,
+        noise: Mapping[str, Draw],
         seed: int,
-        engine: Engine,
-        slower: Mapping[str, float],
+        phase: str,
+        make_views: MakeViews | None = None,
+        engine: Engine = "auto",
+        slower: Mapping[str, float] | None = None,
+        checkpoints: Checkpoints | None = None,
+        progress: Progress | None = None,
+        after_epoch: Callable[[History], None] | None = None,
     ) -> None:
+        """Make the module ready, and take up the newest checkpoint of this phase if there is one.
+
+        Args:
+            module: all that is trained and all that a checkpoint must hold.
+            loss: gives the terms; their means are summed.
+            source: gives the batches.
+            optim: epochs, batch size and the schedule.
+            noise: what every step draws.
+            seed: with `phase` and the position it decides every draw.
+            phase: the name of this training in checkpoints, history and messages.
+            make_views: what a step does first, always in single precision.
+            engine: how a step is run; `auto` captures it on a GPU and runs it eagerly on a CPU.
+            slower: parts of the module whose learning rate is so many times the schedule's.
+            checkpoints: where to keep them, and to resume from.
+            progress: hears of every step.
+            after_epoch: called with what the epochs so far left; it must not change the module.
+        """
         self.module = module.train()
         self.source = source
         self.optim = optim
-        self.phase, self.seed = phase, seed
+        self.noise, self.seed, self.phase = noise, seed, phase
+        self.checkpoints, self.progress = checkpoints, progress or Quiet()
+        self.after_epoch = after_epoch
         self.history: History = []
+        """What each epoch left."""
         self.device = source.device
+        engine = choose_engine(engine, source.device)
         self.is_captured = engine == "captured"
         self.make_views, self.loss = make_views, loss
         if engine != "eager":
@@ -216,11 +167,13 @@ class _Training:
             self.loss = _compiled(loss)
         if self.device.type == "cuda":
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Somebody else's network may draw on its own, as dropout does.
+        self.draws_itself = any(isinstance(part, Foreign) for part in module.modules())
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.inputs: _Inputs
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.parameters.items():
-            factors = [f for part, f in slower.items() if name.startswith(f"{part}.")]
+            factors = [f for part, f in (slower or {}).items() if name.startswith(f"{part}.")]
             groups.setdefault(math.prod(factors), []).append(parameter)
         self.lr = {factor: torch.zeros((), device=self.device) for factor in groups}
         self.optimizer = torch.optim.SGD(
@@ -238,6 +191,42 @@ class _Training:
         self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         self.started = time.monotonic()
         self.seconds_before = 0.0
+        self.epoch, self.first_step = self.resume()
+
+    def run(self, until: int | None = None, *, title: str | None = None) -> History:
+        """Train until so many epochs are done, or all of them; return what each epoch left.
+
+        `title` is what `progress` calls it, if not the phase.
+        """
+        until = self.optim.epochs if until is None else until
+        if self.epoch >= until:
+            return self.history
+        num_steps, size = self.source.num_steps, self.source.batch_size
+        done = (self.epoch * num_steps + self.first_step) * size
+        self.progress.start(title or self.phase, until * num_steps * size, done)
+        kept = self.checkpoints
+        with nullcontext() if kept is None else kept.before_interruptions():
+            for epoch in range(self.epoch, until):
+                self.begin(epoch)
+                source_of_noise = generator(self.seed, self.phase, epoch, device=self.device)
+                draws = draw(self.noise, num_steps, source_of_noise)
+                for step in range(self.first_step, num_steps):
+                    drawn = {name: values[step] for name, values in draws.items()}
+                    place = (self.seed, self.phase, epoch, step)
+                    with pinned(*place) if self.draws_itself else nullcontext():
+                        self.step(self.source.batch(epoch, step), drawn, step)
+                    self.progress.advance(size)
+                    if kept is not None and step + 1 < num_steps and kept.due():
+                        self.keep(kept, epoch, step + 1)
+                self.end(epoch)
+                self.epoch, self.first_step = epoch + 1, 0
+                if self.after_epoch is not None:
+                    self.after_epoch(self.history)
+                if kept is not None and (kept.due() or epoch + 1 == until):
+                    self.keep(kept, epoch + 1, 0)
+        self.progress.stop()
+        self.graph = None  # its memory is free in a pause; who goes on captures it again
+        return self.history
 
     def begin(self, epoch: int) -> None:
         """Lay out what the steps of this epoch read."""
@@ -247,12 +236,13 @@ class _Training:
         rates = [learning_rate(self.optim, float(e)) for e in done]
         self.rates = torch.tensor(rates).to(self.device)
         self.numbers = numbers.to(self.device)
-        self.progress = (done / self.optim.epochs).to(self.device)
+        self.shares_done = (done / self.optim.epochs).to(self.device)
         self.started = time.monotonic()
 
     def step(self, batch: Batch, noise: Noise, step: int) -> None:
         """Do one step; nothing here waits for the device, but for a capture the first time."""
-        inputs = _Inputs(batch, noise, self.rates[step], self.progress[step], self.numbers[step])
+        position = self.rates[step], self.shares_done[step], self.numbers[step]
+        inputs = _Inputs(batch, noise, *position)
         if self.is_captured and self.graph is None:
             self._capture(inputs)
         if self.graph is None:
@@ -375,9 +365,10 @@ class _Training:
         rest = {"history": history, "terms": list(self.sums), "seconds": seconds}
         checkpoints.keep(self.phase, epoch, step, tensors, rest)
 
-    def resume(self, checkpoints: Checkpoints | None) -> tuple[int, int]:
+    def resume(self) -> tuple[int, int]:
         """Take up the newest checkpoint of this phase; return the position to go on from."""
-        latest = None if checkpoints is None else checkpoints.latest(self.phase, self._state())
+        kept = self.checkpoints
+        latest = None if kept is None else kept.latest(self.phase, self._state())
         if latest is None:
             return 0, 0
         tensors, position = latest

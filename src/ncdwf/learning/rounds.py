@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from ncdwf.config import Engine, Optim
 from ncdwf.learning.batches import Batch, TensorSource
-from ncdwf.learning.loop import Terms, train
+from ncdwf.learning.loop import Terms, Training
 from ncdwf.model import Model
 from ncdwf.model.replay import GaussianPrototypes
 from ncdwf.noise import Draw, Noise
@@ -44,7 +44,7 @@ def promote(
 
     # Samples come from noise alone; the source only says how many steps an epoch has.
     rows = torch.zeros(STEPS_PER_EPOCH * OPTIM.batch_size, device=model.device)
-    train(
+    Training(
         head,
         loss,
         TensorSource(rows, batch_size=OPTIM.batch_size, seed=seed, phase=PHASE),
@@ -58,5 +58,5 @@ def promote(
         phase=PHASE,
         engine=engine,
         progress=progress,
-    )
+    ).run()
     return model.eval()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ncdwf.config import UNSEEN, Engine, Optim
 from ncdwf.learning.batches import Batch, TensorSource
 from ncdwf.learning.discovery import Outcome, Teacher
-from ncdwf.learning.loop import History, Terms, train
+from ncdwf.learning.loop import History, Terms, Training
 from ncdwf.learning.losses import balanced_binary_cross_entropy
 from ncdwf.model import Model
 from ncdwf.model.heads import CosineHead
@@ -151,7 +151,7 @@ def fit_heads(
             )
         return terms
 
-    return train(
+    return Training(
         nn.ModuleList([identifier, known_head] if weight_replay > 0 else [identifier]),
         loss,
         source,
@@ -164,7 +164,7 @@ def fit_heads(
         phase=PHASE,
         engine=engine,
         progress=progress,
-    )
+    ).run()
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from ncdwf.data.setting import held_out_indices
 from ncdwf.errors import InputError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
-from ncdwf.learning.loop import History, Terms, choose_device, train
+from ncdwf.learning.loop import History, Terms, Training, choose_device
 from ncdwf.model import Architecture, Model
 from ncdwf.model.backbone import CUSTOM, apply
 from ncdwf.model.model import num_at_once
@@ -96,7 +96,7 @@ def learn_known(
         device=device,
     )
     shape = model.architecture.input_shape
-    epochs = train(
+    epochs = Training(
         model,
         loss,
         source,
@@ -108,7 +108,7 @@ def learn_known(
         engine=config.engine,
         checkpoints=checkpoints,
         progress=progress,
-    )
+    ).run()
     if history is not None:
         history.extend(epochs)
     if settings.statistics_from == "held-out":
