@@ -4,7 +4,7 @@
 
 Every case is learnt twice: as the package does it, and with the network reading plain normalised
 numbers. Known and novel accuracy of the test rows, nobody saying which they are; a case's classes
-and rows follow from the seed. About six minutes on a CPU; three tries (decision 17) take thrice
+and rows follow from the seed. About six minutes on a CPU; three tries (decision 17) take twice
 as long.
 """
 
