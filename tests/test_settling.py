@@ -270,10 +270,10 @@ def test_what_is_asked_for_may_cost_more_than_half(lost):
 
 
 @pytest.mark.parametrize(
-    ("num_unseen", "of_the_pool", "threshold"), [(9, 0.6, 0.6), (9, 0.9, 0.8), (10, 0.6, 0.8)]
+    ("num_unseen", "of_the_pool", "threshold"), [(19, 0.6, 0.6), (19, 0.9, 0.8), (20, 0.6, 0.8)]
 )
 def test_few_unseen_pictures_lose_no_more_than_the_whole_pool(num_unseen, of_the_pool, threshold):
-    made, features = reading([0.8] * num_unseen + [of_the_pool] * 90)
+    made, features = reading([0.8] * num_unseen + [of_the_pool] * 180)
     found = calibrate(made, features[:num_unseen], features, lost=0.1)
     assert found == pytest.approx(threshold, abs=1e-6)
 

@@ -23,6 +23,8 @@ from ncdwf.noise import Draw, Noise, generator
 from ncdwf.progress import Progress
 
 PHASE = "settling"
+FEWEST_LOST = 2
+"""From so many unseen pictures on that a threshold should lose, they alone decide where it is."""
 
 
 def settle(
@@ -179,8 +181,9 @@ def calibrate(
     """Return the threshold that loses the share `lost` of `features` to the known side.
 
     Neither labels nor test pictures enter: `features` are of pool pictures, novel by definition,
-    that the identifier was not fitted on. If they are so few that none should be lost, chance
-    rules the lowest of them, and the threshold loses no more than that share of the whole `pool`.
+    that the identifier was not fitted on. If they are so few that less than `FEWEST_LOST` should be
+    lost, chance rules the lowest of them, and the threshold loses no more than that share of the
+    whole `pool`.
 
     The known side has no such real pictures: its stand-ins look less novel than they do. Where
     known and novel are hard to tell apart, `least` keeps them from being lost; it costs half of
@@ -188,6 +191,6 @@ def calibrate(
     """
     novelty = identifier.novelty(features)
     found = torch.quantile(novelty, lost)
-    if len(features) * lost < 1:
+    if len(features) * lost < FEWEST_LOST:
         found = found.minimum(torch.quantile(identifier.novelty(pool), lost))
     return max(float(found), min(least, float(torch.quantile(novelty, 0.5))))
