@@ -44,8 +44,8 @@ def source_commit() -> str | None:
     A `+` is behind it if files of the package differ. Results and documents may: they are what
     runs write.
     """
-    if "NCDWF_COMMIT" in os.environ:
-        return os.environ["NCDWF_COMMIT"]
+    if told := os.environ.get("NCDWF_COMMIT"):
+        return told
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
