@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from test_folder import GONE, save, touch, write
 
 from ncdwf.data import gathering
-from ncdwf.data.decoding import Skipped, read_pixels
+from ncdwf.data.decoding import Skipped, read_header, read_pixels
 from ncdwf.data.gathering import ALONE, Glance, decode, glance
 from ncdwf.errors import InputError, StorageError
 
@@ -71,6 +72,30 @@ def test_a_glance_tells_the_median_side_and_colour(tmp_path):
     assert glance([*grey, colour]) == Glance(median_side=20, has_colour=True)
     with pytest.raises(InputError, match=r"none of the files could be read .*gone\.png cannot"):
         glance([tmp_path / "gone.png"])
+
+
+@pytest.mark.parametrize("form", ["webp", "gif", "lossy"])
+def test_where_headers_do_not_tell_the_picture_does(tmp_path, form):
+    drawn = np.random.default_rng(0)
+    ending, options = ("webp", {"quality": 30}) if form == "lossy" else (form, {"lossless": True})
+    pixels = drawn.integers(0, 256, (20, 30), np.uint8)
+    for name, picture in (
+        ("grey", pixels),
+        ("colour", np.stack([pixels, pixels, 255 - pixels], 2)),
+    ):
+        Image.fromarray(picture).convert("RGB").save(tmp_path / f"{name}.{ending}", **options)
+    grey, colour = (tmp_path / f"{name}.{ending}" for name in ("grey", "colour"))
+    assert read_header(grey).has_colour is None
+    assert not glance([grey]).has_colour
+    assert glance([grey, colour, tmp_path / "gone.webp"]).has_colour
+
+
+def test_a_picture_that_is_cut_off_is_not_looked_at(tmp_path):
+    drawn = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    cut, whole = tmp_path / "cut.webp", save(tmp_path / "grey.png", drawn[..., 0].copy())
+    Image.fromarray(drawn).save(cut, lossless=True)
+    cut.write_bytes(cut.read_bytes()[:1000])
+    assert glance([cut, whole]) == Glance(median_side=40, has_colour=False)
 
 
 def test_a_glance_is_spread_evenly(tmp_path, monkeypatch):

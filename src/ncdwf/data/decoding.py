@@ -26,6 +26,10 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 """Pillow guesses the format from the content; what is not listed is never decoded."""
 TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+UNTOLD_MODES, UNTOLD_FORMATS = ("P", "PA"), ("WEBP",)
+"""Palettes may hold greys alone, and WebP has no grey: nothing short of decoding tells."""
+GREY_GAP = 4
+"""Channels of a grey WebP differ by so much at most: it keeps brightness and colour apart."""
 DRAFT_GAP = 2
 """A JPEG is decoded at the smallest scale that leaves this many times the wanted side."""
 BITS_TAG, INTERPRETATION_TAG, ORIENTATION_TAG = 258, 262, 274
@@ -70,15 +74,23 @@ class Header:
 
     width: int
     height: int
-    has_colour: bool
-    """Palettes count as colour: nothing short of decoding tells."""
+    has_colour: bool | None
+    """None where a header does not tell; `shows_colour` does."""
 
 
 def read_header(path: Path) -> Header:
     """Return what the header of a picture file says; raise `Unreadable` if it has none."""
     with _opened(path) as file:
         grey = file.mode in GREY_MODES or file.mode.startswith("I;16")
-        return Header(*file.size, has_colour=not grey)
+        untold = file.mode in UNTOLD_MODES or file.format in UNTOLD_FORMATS
+        return Header(*file.size, has_colour=None if untold else not grey)
+
+
+def shows_colour(path: Path) -> bool:
+    """Tell whether any pixel of a picture is no grey; raise `Unreadable` if it has none."""
+    with _opened(path) as file:
+        pixels = np.asarray(_opaque(file).convert("RGB"))
+    return bool(np.ptp(pixels, axis=2).max() > GREY_GAP)
 
 
 def read_pixels(path: Path, shape: Shape) -> NDArray[np.uint8]:

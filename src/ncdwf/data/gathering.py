@@ -32,6 +32,7 @@ from ncdwf.data.decoding import (
     no_room,
     paint,
     read_header,
+    shows_colour,
 )
 from ncdwf.errors import InputError, StorageError
 from ncdwf.progress import Progress
@@ -46,7 +47,7 @@ TASK = "read"
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What the headers of a few pictures say of all."""
+    """What a few pictures say of all."""
 
     median_side: int
     """Of the shorter sides."""
@@ -65,18 +66,25 @@ class Decoded:
 
 
 def glance(paths: Sequence[Path], limit: int = 256) -> Glance:
-    """Return what the headers of up to `limit` pictures say, spread evenly over `paths`."""
+    """Return what up to `limit` pictures look like, spread evenly over `paths`.
+
+    Their headers say it; where they leave open whether there is colour, the pictures are decoded.
+    """
     _require(paths)
-    headers, skipped = [], []
+    sides, skipped, has_colour = [], [], False
     for path in paths[:: math.ceil(len(paths) / limit)]:
         try:
-            headers.append(read_header(path))
+            header = read_header(path)
+            if not has_colour:
+                told = header.has_colour
+                has_colour = shows_colour(path) if told is None else told
         except Unreadable as error:
             skipped.append(error.skipped)
-    if not headers:
+        else:
+            sides.append(min(header.width, header.height))
+    if not sides:
         raise _none_readable(skipped)
-    sides = [min(header.width, header.height) for header in headers]
-    return Glance(int(statistics.median(sides)), any(header.has_colour for header in headers))
+    return Glance(int(statistics.median(sides)), has_colour)
 
 
 def decode(
