@@ -316,6 +316,22 @@ def test_a_name_is_that_of_one_class(config: Config) -> None:
         learn_known(PICTURES, LABELS, config, class_names=("a", "a"))
 
 
+def test_classes_of_few_pictures_are_named(
+    split: Split, short: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_one = [(split.known_labels == label).nonzero()[:, 0] for label in range(4)]
+    for few, told in (((10, 9, 12, 3), ["bee (9), dog (3)"]), ((10, 10, 10, 10), [])):
+        rows = torch.cat([rows[:num] for rows, num in zip(of_one, few, strict=True)])
+        caplog.clear()
+        learn_known(
+            split.known_images[rows],
+            split.known_labels[rows],
+            short,
+            class_names=("ant", "bee", "cat", "dog"),
+        )
+        assert [record.message.rpartition(": ")[2] for record in caplog.records] == told
+
+
 def test_a_class_of_one_picture_is_refused_before_training(split: Split, short: Config) -> None:
     labels = torch.tensor([0, 1, 0, 1, 0, 2])
     with pytest.raises(InputError, match="class 2 has one picture"):

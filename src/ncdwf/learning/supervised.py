@@ -1,5 +1,6 @@
 """The supervised phase: learn the known classes, keep their statistics, forget the pictures."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from ncdwf.config import Config, View, require_short
 from ncdwf.data.augment import augment, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs, Labels, as_inputs, as_labels
 from ncdwf.data.setting import held_out_indices
-from ncdwf.errors import InputError, enough_memory
+from ncdwf.errors import InputError, enough_memory, printable
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import History, Terms, Training, choose_device
@@ -23,6 +24,10 @@ from ncdwf.noise import Noise, draw, generator
 from ncdwf.progress import Progress
 
 PHASE = "supervised"
+FEW, MOST_NAMED = 10, 20
+"""Classes of fewer labelled pictures are named in a warning, but no more of them than that."""
+
+log = logging.getLogger(__name__)
 
 
 @enough_memory()
@@ -77,6 +82,8 @@ def learn_known(
             f"all {len(images)} labelled {kind} are the same; there is nothing to tell apart"
         )
 
+    _warn_of_few(labels, names)
+
     def make_views(batch: Batch, noise: Noise) -> Batch:
         pictures, targets = batch
         views = augment_views(pictures, settings.view, noise["view"])
@@ -115,6 +122,19 @@ def learn_known(
         train_images, train_labels = images[held_out], labels[held_out]
     _measure(model, train_images, train_labels, config)
     return model.eval()
+
+
+def _warn_of_few(labels: Labels, names: tuple[str, ...]) -> None:
+    """Say which classes will be forgotten most easily."""
+    counts = torch.bincount(labels, minlength=len(names)).tolist()
+    few = [f"{printable(n)} ({c})" for n, c in zip(names, counts, strict=True) if c < FEW]
+    if few:
+        rest = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
+        log.warning(
+            "classes of few labelled examples are easily called novel after a discovery: %s%s",
+            ", ".join(few[:MOST_NAMED]),
+            rest,
+        )
 
 
 def _check_names(names: tuple[str, ...], num_known: int) -> None:
