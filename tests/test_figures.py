@@ -16,14 +16,22 @@ from hypothesis import strategies as st
 from ncdwf.data.cifar import CIFAR100_NAMES
 from ncdwf.errors import InputError
 from ncdwf.results import paper
-from ncdwf.results.figures import Point, confusion, maturity, overview
+from ncdwf.results.figures import Origin, Point, confusion, maturity, overview
 from ncdwf.results.figures.confusion import row_order
 from ncdwf.results.figures.maturity import spread
 from ncdwf.results.figures.overview import free_box
+from ncdwf.results.figures.page import NORMAL, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 NCDWF_COLOUR = "#d55e00"
 METHODS = {"rs": "RS", "ncl": "NCL", "uno": "UNO", "ncdwf": "NCDwF"}
+SETTINGS = (
+    "CIFAR-10-5-5",
+    "CIFAR-100-80-20",
+    "CIFAR-100-50-50",
+    "CIFAR-100-20-80",
+    "ImageNet-882-30",
+)
 KNOWN, NOVEL = CIFAR100_NAMES[:20], CIFAR100_NAMES[20:]
 
 
@@ -45,10 +53,13 @@ POINTS += [
 COUNTS = np.random.default_rng(0).multinomial(100, np.full(20, 0.05), size=80)
 COUNTS[np.arange(80), np.arange(80) % 20] += 150
 
+ORIGIN = Origin(setting="cifar100-80-20", method="uno", seed=4)
+CURVES = ([0, 5, 10], [0.5, 0.8, 0.93], [0.1, 0.7, 0.9], [0.9, 0.8, 0.7])
+
 FIGURES = {
     "overview": partial(overview, POINTS),
-    "maturity": partial(maturity, [0, 5, 10], [0.5, 0.8, 0.93], [0.1, 0.7, 0.9], [0.9, 0.8, 0.7]),
-    "confusion": partial(confusion, COUNTS[:6, :4], KNOWN[:4], NOVEL[:6]),
+    "maturity": partial(maturity, *CURVES, "calibrated", ORIGIN),
+    "confusion": partial(confusion, COUNTS[:6, :4], KNOWN[:4], NOVEL[:6], ORIGIN),
 }
 every_figure = pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
 every_theme = pytest.mark.parametrize("theme", ["light", "dark"])
@@ -60,8 +71,31 @@ def texts(svg):
 
 def markers(svg, colour):
     """Return the markers of a colour between the axes, in the order in which they were drawn."""
-    axes = ElementTree.fromstring(svg).find(f".//{SVG}g[@id='axes_2']")
-    return [use for use in axes.iter(f"{SVG}use") if colour in use.get("style")]
+    return _markers(svg, "axes_2", colour)
+
+
+def _markers(svg, axes, colour):
+    found = ElementTree.fromstring(svg).find(f".//{SVG}g[@id='{axes}']")
+    return [use for use in found.iter(f"{SVG}use") if colour in use.get("style")]
+
+
+def shape(svg, marker):
+    name = marker.get("{http://www.w3.org/1999/xlink}href").removeprefix("#")
+    return ElementTree.fromstring(svg).find(f".//{SVG}path[@id='{name}']").get("d")
+
+
+def key(svg):
+    """Return the marker to the left of every name in the key."""
+    page = ElementTree.fromstring(svg).find(f".//{SVG}g[@id='axes_1']")
+    spots = {position(marker): marker for marker in page.iter(f"{SVG}use")}
+    found = {}
+    for text in page.iter(f"{SVG}text"):
+        x, y = position(text)
+        for (left, height), marker in spots.items():
+            if abs(x - 10 - left) < 0.01 and abs(y - height) < 5:
+                found["".join(text.itertext())] = marker
+    assert len(found) == len(spots)
+    return found
 
 
 def position(marker):
@@ -123,27 +157,67 @@ def test_the_background_is_transparent(draw, theme):
     assert "fill: none" in patch.get("style")
 
 
-def test_overview_names_every_method_and_setting():
-    found = texts(overview(POINTS, "light"))
-    assert "Known against novel accuracy" in found
-    for name in ("published", "this project", "all 80"):
-        assert found.count(name) == 1
-    for name in METHODS.values():  # once in the key; baselines once a setting
-        assert found.count(name) == (1 if name == "NCDwF" else 6)
-    for name in (
-        "CIFAR-10 5-5",
-        "CIFAR-100 80-20",
-        "CIFAR-100 50-50",
-        "CIFAR-100 20-80",
-        "ImageNet 882-30",
-    ):
-        assert found.count(name) == 1
+def test_overview_has_a_key_of_methods_settings_and_sources():
+    svg = overview(POINTS, "light")
+    assert "Known against novel accuracy" in texts(svg)
+    assert {"method", "setting", "source", "all 80"} <= set(texts(svg))
+    ours = "this project (UNO, NCDwF: one seed)"
+    assert set(key(svg)) == {*METHODS.values(), *SETTINGS, "published", ours}
+    assert "fill-opacity: 0;" in key(svg)["published"].get("style")
+    assert "fill-opacity: 0;" not in key(svg)[ours].get("style")
+
+
+def test_the_key_has_the_colours_and_shapes_of_the_points():
+    settings = ("cifar100-50-50", "own-2-3")
+    points = [point(40.0, 50.0 + i, setting=s, source="ours") for i, s in enumerate(settings)]
+    svg = overview(points, "light")
+    found, drawn = key(svg), markers(svg, NCDWF_COLOUR)
+    assert NCDWF_COLOUR in found["NCDwF"].get("style")
+    shapes = [shape(svg, found[name]) for name in ("CIFAR-100-50-50", "own-2-3")]
+    assert shapes == [shape(svg, marker) for marker in drawn]
+    assert shapes[0] != shapes[1]
+
+
+def test_a_key_with_no_room_for_a_row_breaks_it():
+    names = [*paper.TASK_AWARE, "own-data-of-the-first-kind-2-3", "own-data-of-another-kind-4-5"]
+    svg = overview([point(0.0, 100.0, setting=name) for name in names], "light")
+    spots = {name: position(marker) for name, marker in key(svg).items()}
+    assert set(spots) == {"NCDwF", *SETTINGS, *names[-2:], "published"}
+    assert max(x + 10 + text_width(name, NORMAL) for name, (x, _) in spots.items()) <= 590
+    heights = [y for _, y in spots.values()]
+    assert len(set(heights)) == 4  # settings have two rows
+    assert heights == sorted(heights)
+    assert max(heights) < position(markers(svg, NCDWF_COLOUR)[0])[1] - 10
+
+
+def test_the_key_says_how_many_seeds_points_are_the_means_of():
+    def told(*points):
+        return next(name for name in texts(overview(points, "light")) if "this project" in name)
+
+    ours = [
+        replace(point(50.0, 50.0, source="ours", setting=setting), num_seeds=3)
+        for setting in ("cifar10-5-5", "cifar100-50-50")
+    ]
+    others = [replace(ours[0], method=name, num_seeds=1) for name in ("uno", "ncdwf-gauss")]
+    expected = "this project (NCDwF: mean of 3 seeds; UNO, ncdwf-gauss: one seed)"
+    assert told(*ours, *others) == expected
+    unequal = replace(ours[1], num_seeds=2)
+    assert told(ours[0], unequal) == "this project (NCDwF: means of 2 to 3 seeds)"
+
+
+def test_points_are_labelled_with_their_settings_once_where_they_are_near():
+    far = [point(90.0, 90.0), point(10.0, 90.0, method="uno")]
+    near = [point(91.0, 88.0, method="ncdwf-gauss", source="ours")]
+    for points in (far, far + near):
+        # Once in the key, and at each of two places.
+        assert texts(overview(points, "light")).count("CIFAR-10-5-5") == 3
+    assert texts(overview(far + near, "light")).count("ncdwf-gauss") == 1
 
 
 def test_overview_takes_methods_and_settings_that_it_does_not_know():
     svg = overview([point(50.0, 60.0, setting="own-2-3", method="<mine> & $x$")], "light")
     assert {"own-2-3", "<mine> & $x$"} <= set(texts(svg))
-    assert "this project" not in texts(svg)
+    assert not [text for text in texts(svg) if "this project" in text]
 
 
 def test_points_stand_where_their_accuracies_are():
@@ -230,8 +304,17 @@ def test_maturity_names_its_curves_with_their_last_values():
     )
 
 
+def test_maturity_names_its_run_and_its_threshold():
+    found = texts(FIGURES["maturity"]("light"))
+    assert "UNO on CIFAR-100-80-20, seed 4" in found
+    assert any("of the calibrated threshold τ" in text for text in found)
+    fixed = texts(maturity(*CURVES, 0.99, ORIGIN, "light"))
+    assert any("of the threshold τ = 0.99" in text for text in fixed)
+    assert not any("calibrated" in text for text in fixed)
+
+
 def test_maturity_of_one_epoch_is_points_over_one_tick():
-    svg = maturity([7], [0.5], [0.4], [0.6], "light")
+    svg = maturity([7], [0.5], [0.4], [0.6], "calibrated", ORIGIN, "light")
     assert texts(svg).count("7") == 1
     auroc, known, novel = (
         position(*markers(svg, colour)) for colour in ("#d55e00", "#0072b2", "#009e73")
@@ -250,8 +333,9 @@ def test_maturity_of_one_epoch_is_points_over_one_tick():
     ],
 )
 def test_maturity_refuses(epochs, auroc, message):
+    shares = [0.5] * len(epochs)
     with pytest.raises(InputError, match=message):
-        maturity(epochs, auroc, [0.5] * len(epochs), [0.5] * len(epochs), "light")
+        maturity(epochs, auroc, shares, shares, "calibrated", ORIGIN, "light")
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
@@ -267,27 +351,34 @@ def test_labels_that_are_apart_stay():
 
 
 def test_confusion_names_all_classes():
-    found = texts(confusion(COUNTS, KNOWN, NOVEL, "light"))
+    found = texts(confusion(COUNTS, KNOWN, NOVEL, ORIGIN, "light"))
     for name in KNOWN:  # above and below, because the picture is long
         assert found.count(name.replace("_", " ")) == 2
     for name in NOVEL:
         assert found.count(name.replace("_", " ")) == 1
 
 
+def test_confusion_names_its_run():
+    assert "UNO on CIFAR-100-80-20, seed 4" in texts(FIGURES["confusion"]("light"))
+
+
 def test_confusion_has_its_rows_in_order():
     counts = np.array([[1, 9], [6, 4], [0, 5], [8, 2]])
-    found = texts(confusion(counts, ["a", "b"], ["k", "l", "m", "n"], "light"))
+    found = texts(confusion(counts, "ab", "klmn", ORIGIN, "light"))
     assert [name for name in found if name in "klmn"] == ["n", "l", "m", "k"]
 
 
 def test_only_cells_above_half_carry_their_percentage():
-    found = texts(confusion(np.array([[1, 1, 0], [3, 10, 0]]), list("abc"), list("kl"), "light"))
+    counts = np.array([[1, 1, 0], [3, 10, 0]])
+    found = texts(confusion(counts, "abc", "kl", ORIGIN, "light"))
+    assert "numbers: percent, where above 50" in found
     assert [text for text in found if text.isdigit()] == ["77"]
 
 
 def test_rows_of_few_and_many_pictures_count_alike():
     few = np.array([[1, 3], [2, 2]])
-    assert confusion(few, "ab", "kl", "dark") == confusion(few * 50, "ab", "kl", "dark")
+    picture = confusion(few, "ab", "kl", ORIGIN, "dark")
+    assert picture == confusion(few * 50, "ab", "kl", ORIGIN, "dark")
     assert row_order(few).tolist() == [1, 0]
 
 
@@ -302,4 +393,4 @@ def test_rows_of_few_and_many_pictures_count_alike():
 )
 def test_confusion_refuses(counts, known, novel, message):
     with pytest.raises(InputError, match=message):
-        confusion(counts, known, novel, "light")
+        confusion(counts, known, novel, ORIGIN, "light")

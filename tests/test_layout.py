@@ -167,6 +167,23 @@ def test_figures_are_those_of_the_results_file(tmp_path: Path) -> None:
         assert path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes(), path.name
 
 
+def test_figures_name_the_runs_that_they_were_drawn_from(tmp_path: Path) -> None:
+    results = ROOT / "results"
+    lines = [
+        line
+        for line in read_lines(results / "runs.jsonl")
+        if (line["method"], line["seed"]) != ("ncdwf", 2)
+    ]
+    observed = (results / "observations.json").read_text()
+    (tmp_path / "observations.json").write_text(observed.replace('main-seed0"', 'main-seed7"'))
+    drawn = {path.name: path.read_text() for path in draw(lines, tmp_path, tmp_path)}
+    for theme in ("light", "dark"):
+        assert "NCDwF on CIFAR-100-50-50, seed 7" in drawn[f"maturity-{theme}.svg"]
+        assert "NCDwF on CIFAR-100-20-80, seed 7" in drawn[f"confusion-{theme}.svg"]
+        seeds = "(NCDwF: mean of 2 seeds; UNO, ncdwf-gauss: one seed)"
+        assert seeds in drawn[f"overview-{theme}.svg"]
+
+
 def test_a_figure_without_its_runs_is_refused(tmp_path: Path) -> None:
     results = ROOT / "results"
     lines = [line for line in read_lines(results / "runs.jsonl") if line["method"] != "uno"]

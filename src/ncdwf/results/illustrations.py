@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +32,15 @@ def draw(lines: list[Line], results_dir: Path, directory: Path) -> Iterator[Path
                 maturity["auroc"],
                 maturity["known_kept"],
                 maturity["novel_found"],
+                maturity["config"]["method"]["tau"],
+                _origin(maturity),
                 theme,
             ),
             "confusion": figures.confusion(
                 np.asarray(confusion["counts"]),
                 confusion["known_names"],
                 confusion["novel_names"],
+                _origin(confusion),
                 theme,
             ),
         }
@@ -44,6 +48,14 @@ def draw(lines: list[Line], results_dir: Path, directory: Path) -> Iterator[Path
             path = directory / f"{name}-{theme}.svg"
             storage.write_bytes(path, picture)
             yield path
+
+
+def _origin(entry: dict[str, Any]) -> figures.Origin:
+    """Return which run something was observed of."""
+    config = entry["config"]
+    # The seed is no part of what is recorded of a configuration; the name ends in it.
+    seed = int(entry["cell"].rpartition("-seed")[2])
+    return figures.Origin(setting=config["setting"], method=config["method"]["name"], seed=seed)
 
 
 def points(lines: list[Line]) -> list[figures.Point]:
@@ -68,7 +80,12 @@ def points(lines: list[Line]) -> list[figures.Point]:
             )
             found.append(
                 figures.Point(
-                    setting=setting, method=variant.method, source="ours", known=known, novel=novel
+                    setting=setting,
+                    method=variant.method,
+                    source="ours",
+                    known=known,
+                    novel=novel,
+                    num_seeds=len(runs),
                 )
             )
     return found

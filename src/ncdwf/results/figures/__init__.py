@@ -2,7 +2,8 @@
 
 from ncdwf.results.figures.confusion import confusion
 from ncdwf.results.figures.maturity import maturity
+from ncdwf.results.figures.names import Origin
 from ncdwf.results.figures.overview import Point, overview
 from ncdwf.results.figures.page import Theme
 
-__all__ = ["Point", "Theme", "confusion", "maturity", "overview"]
+__all__ = ["Origin", "Point", "Theme", "confusion", "maturity", "overview"]

@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from numpy import ndarray
 
 from ncdwf.errors import InputError
+from ncdwf.results.figures.names import Origin
 from ncdwf.results.figures.page import (
     LOOKS,
     MARGIN,
@@ -32,10 +33,21 @@ Pairs = Int64[ndarray, "novel known"]
 _HEAT_WIDTH, _CELL_WIDTHS, _CELL_HEIGHT = 480.0, (13.0, 40.0), 13.0
 _LONG = 40
 """A heat map of more rows repeats the names of its columns at the end."""
+_SUBTITLE = "share of the test pictures of a novel class (row) by known class (column)"
+_PRINTED = 0.5
+_NOTE = f"numbers: percent, where above {100 * _PRINTED:.0f}"
+_HEAD = 82.0
+"""The room that title and key take."""
+_KEY, _KEY_STEP = (0, 25, 50, 75, 100), 56.0
+"""The percentages whose colours are shown, and how far apart."""
 
 
 def confusion(
-    counts: Pairs, known_names: Sequence[str], novel_names: Sequence[str], theme: Theme
+    counts: Pairs,
+    known_names: Sequence[str],
+    novel_names: Sequence[str],
+    origin: Origin,
+    theme: Theme,
 ) -> bytes:
     """Draw into which known classes the known head puts the pictures of each novel class.
 
@@ -43,6 +55,7 @@ def confusion(
         counts: how many pictures of a novel class (row) it puts into a known one (column).
         known_names: of the columns.
         novel_names: of the rows; the picture has them in the order of `row_order`.
+        origin: the run whose known head it is.
         theme: of the page.
     """
     _check_counts(counts, known_names, novel_names)
@@ -53,7 +66,7 @@ def confusion(
     look = LOOKS[theme]
     heat = LinearSegmentedColormap.from_list("heat", look.heat)
     with drawn_in(look):
-        page, axes = _new_heat_page(rows, columns, heat, look)
+        page, axes = _new_heat_page(rows, columns, origin, heat, look)
         _draw_cells(axes, shares, heat, look)
         _draw_groups(axes, shares, look)
         _draw_key(page, heat, look)
@@ -92,19 +105,20 @@ def _spoken(name: str) -> str:
 
 
 def _new_heat_page(
-    rows: Sequence[str], columns: Sequence[str], heat: Colormap, look: Look
+    rows: Sequence[str], columns: Sequence[str], origin: Origin, heat: Colormap, look: Look
 ) -> tuple[Axes, Axes]:
     """Return a page that is as large as its names need, and the axes of the cells."""
     narrow, wide = _CELL_WIDTHS
     width = len(columns) * min(max(_HEAT_WIDTH / len(columns), narrow), wide)
     left = max(text_width(name, SMALL) for name in rows) + 20
     slant = max(text_width(name, SMALL) for name in columns) * math.sqrt(0.5) + 14
-    top = slant + 66
+    top = slant + _HEAD
     bottom = slant if len(rows) > _LONG else MARGIN
-    subtitle = "share of the test pictures of a novel class (row) by known class (column)"
-    needed = text_width(subtitle, NORMAL) + 3 * MARGIN
+    subtitles = [origin.title, _SUBTITLE]
+    key = len(_KEY) * _KEY_STEP + MARGIN + text_width(_NOTE, SMALL)
+    needed = max(key, *(text_width(line, NORMAL) for line in subtitles)) + 3 * MARGIN
     page = new_page(max(left + width + slant, needed), top + len(rows) * _CELL_HEIGHT + bottom)
-    write_title(page, "What the known head takes novel classes for", subtitle, look)
+    write_title(page, "What the known head takes novel classes for", subtitles, look)
     right = size_of(page)[0] - left - width
     axes = new_axes(page, left=left, bottom=bottom, right=right, top=top)
     axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0), xticks=[], facecolor=heat(0.0))
@@ -143,7 +157,7 @@ def _draw_cells(
         share = shares[row, column]
         cell = Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, facecolor=heat(share))
         axes.add_patch(cell)
-        if share > 0.5:
+        if share > _PRINTED:
             axes.text(
                 column + 0.5,
                 row + 0.5,
@@ -162,9 +176,11 @@ def _draw_groups(axes: Axes, shares: Float[ndarray, "novel known"], look: Look) 
 
 
 def _draw_key(page: Axes, heat: Colormap, look: Look) -> None:
-    top = size_of(page)[1] - MARGIN - 48
+    """Say below the title what colours and numbers mean."""
+    top = size_of(page)[1] - _HEAD + 9
     at = MARGIN
-    for percent in (0, 25, 50, 75, 100):
+    for percent in _KEY:
         page.add_patch(Rectangle((at, top - 5), 16, 10, color=heat(percent / 100)))
         page.text(at + 20, top, f"{percent} %", size=SMALL, color=look.muted, va="center_baseline")
-        at += 56
+        at += _KEY_STEP
+    page.text(at + MARGIN, top, _NOTE, size=SMALL, color=look.muted, va="center_baseline")

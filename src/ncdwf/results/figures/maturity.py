@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ncdwf.errors import InputError
+from ncdwf.results.figures.names import Origin
 from ncdwf.results.figures.page import (
     LOOKS,
     Theme,
@@ -19,7 +21,7 @@ from ncdwf.results.figures.page import (
     write_title,
 )
 
-_SIZE = (600.0, 300.0)
+_SIZE = (600.0, 315.0)
 
 
 def maturity(
@@ -27,6 +29,8 @@ def maturity(
     auroc: Sequence[float],
     known_kept: Sequence[float],
     novel_found: Sequence[float],
+    tau: float | Literal["calibrated"],
+    origin: Origin,
     theme: Theme,
 ) -> bytes:
     """Draw how the identifier matures over the epochs of discovery.
@@ -36,6 +40,8 @@ def maturity(
         auroc: how well it ranks novel test pictures above known ones; this and the shares: 0…1.
         known_kept: the share of known test pictures that are accepted as known.
         novel_found: the share of novel test pictures that are routed to novel.
+        tau: the threshold on P(novel) behind these shares.
+        origin: the run whose identifier it is.
         theme: of the page.
     """
     curves = {"AUROC": auroc, "known accepted": known_kept, "novel found": novel_found}
@@ -43,13 +49,10 @@ def maturity(
     look = LOOKS[theme]
     with drawn_in(look):
         page = new_page(*_SIZE)
-        write_title(
-            page,
-            "How the identifier matures",
-            "AUROC, and the shares of test pictures on the right side of τ",
-            look,
-        )
-        axes = new_axes(page, left=42.0, bottom=42.0, right=132.0, top=50.0)
+        threshold = "calibrated threshold τ" if tau == "calibrated" else f"threshold τ = {tau}"
+        shown = f"AUROC, and the shares of test pictures on the right side of the {threshold}"
+        used = write_title(page, "How the identifier matures", [origin.title, shown], look)
+        axes = new_axes(page, left=42.0, bottom=42.0, right=132.0, top=used + 6)
         axes.set(ylim=(-0.02, 1.02), xlabel="epoch of discovery")
         room = max(0.02 * (epochs[-1] - epochs[0]), 0.5)
         axes.set_xlim(epochs[0] - room, epochs[-1] + room)

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from numpy import ndarray
 
 from ncdwf.errors import InputError
+from ncdwf.results.figures.names import METHODS, SETTINGS, method_title, setting_title
 from ncdwf.results.figures.page import (
     LOOKS,
     MARGIN,
@@ -34,22 +35,21 @@ from ncdwf.results.figures.page import (
 Source = Literal["paper", "ours"]
 Spots = Float[ndarray, "spot 2"]
 Boxes = Float[ndarray, "box 4"]
+_Entry = tuple[str, str, str, Source]
+"""One of a key: its name and the colour, shape and source of its marker."""
 _SHAPES = ("o", "s", "^", "D", "v", "p", "h", "X")
 _MARKER, _RING = 6.5, 9.5
+_ROW = 15.0
+"""How far apart the rows of the key are."""
 _GAPS = (9.5, 12.0, 16.0)
 """How far a label may be from the middle of its marker."""
+_NEAR = 60.0
+"""Points of a setting that are less far apart have its name but once."""
 _MEANS = (20.0, 40.0, 60.0, 80.0)
-_SIZE = (600.0, 440.0)
-_METHODS = {"ncdwf": "NCDwF", "uno": "UNO", "rs": "RS", "ncl": "NCL", "ncdwf-gauss": "Gauss"}
-_SETTINGS = {
-    "cifar10-5-5": "CIFAR-10 5-5",
-    "cifar100-80-20": "CIFAR-100 80-20",
-    "cifar100-50-50": "CIFAR-100 50-50",
-    "cifar100-20-80": "CIFAR-100 20-80",
-    "imagenet-882-30": "ImageNet 882-30",
-    "digits-5-5": "digits 5-5",
-}
-_SOURCES: dict[Source, str] = {"paper": "published", "ours": "this project"}
+_SIZE = (600.0, 490.0)
+_SUBTITLE = (
+    "task-aware (each picture is asked of the head it belongs to), percent; all: mean of both"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,20 +61,25 @@ class Point:
     source: Source
     known: float
     novel: float
+    num_seeds: int = 1
+    """Of how many runs these are the means; the paper does not say it of its own."""
 
 
 def overview(points: Sequence[Point], theme: Theme) -> bytes:
     """Draw known against novel accuracy, task-aware.
 
     Colours tell methods, shapes tell settings; what the paper reports is hollow, what was measured
-    here is filled, and a thin line links the two.
+    here is filled, and a thin line links the two. A key says so.
     """
     _check_points(points)
     look = LOOKS[theme]
     with drawn_in(look):
         page = new_page(*_SIZE)
-        write_title(page, "Known against novel accuracy", "task-aware, in percent", look)
-        axes = new_axes(page, left=50.0, bottom=42.0, right=MARGIN, top=56.0)
+        colours = _assign(METHODS, (point.method for point in points), look.palette, "methods")
+        shapes = _assign(SETTINGS, (point.setting for point in points), _SHAPES, "settings")
+        used = write_title(page, "Known against novel accuracy", [_SUBTITLE], look)
+        used = _draw_key(page, used + 12, _key(points, colours, shapes, look), look)
+        axes = new_axes(page, left=50.0, bottom=42.0, right=MARGIN, top=used + 4)
         axes.set(
             xlim=(-3, 103),
             ylim=(-3, 103),
@@ -82,8 +87,6 @@ def overview(points: Sequence[Point], theme: Theme) -> bytes:
             ylabel="novel accuracy: more discovered →",
         )
         _draw_means(axes, look)
-        colours = _assign(_METHODS, (point.method for point in points), look.palette, "methods")
-        shapes = _assign(_SETTINGS, (point.setting for point in points), _SHAPES, "settings")
         for point in points:
             at = (point.known, point.novel)
             _draw_marker(axes, at, colours[point.method], shapes[point.setting], point.source)
@@ -95,7 +98,6 @@ def overview(points: Sequence[Point], theme: Theme) -> bytes:
                 linewidth=1,
                 zorder=1,
             )
-        _draw_key(page, points, colours, look)
         _label_points(page, axes, points, look)
         return svg(page)
 
@@ -171,32 +173,74 @@ def _draw_marker(axes: Axes, at: Spot, colour: str, shape: str, source: Source) 
     )
 
 
-def _draw_key(page: Axes, points: Sequence[Point], colours: dict[str, str], look: Look) -> None:
-    """Write from the right: what fillings mean, what colours mean."""
-    sources = {point.source for point in points}
-    methods = {point.method for point in points}
+def _key(
+    points: Sequence[Point], colours: dict[str, str], shapes: dict[str, str], look: Look
+) -> dict[str, list[_Entry]]:
+    """Return what colours, shapes and fillings mean, but of those alone that are there."""
+    methods, settings, sources = (
+        {getattr(point, name) for point in points} for name in ("method", "setting", "source")
+    )
+    names: dict[Source, str] = {"paper": "published", "ours": f"this project ({_seeds(points)})"}
+    return {
+        "method": [
+            (method_title(method), colour, "o", "ours")
+            for method, colour in colours.items()
+            if method in methods
+        ],
+        "setting": [
+            (setting_title(setting), look.muted, shape, "ours")
+            for setting, shape in shapes.items()
+            if setting in settings
+        ],
+        "source": [
+            (name, look.muted, "o", source) for source, name in names.items() if source in sources
+        ],
+    }
+
+
+def _seeds(points: Sequence[Point]) -> str:
+    """Return of how many seeds the points of this project are the means, by method."""
+    numbers: dict[str, set[int]] = {}
+    for point in points:
+        if point.source == "ours":
+            numbers.setdefault(point.method, set()).add(point.num_seeds)
+    methods: dict[str, list[str]] = {}
+    for method, found in numbers.items():
+        methods.setdefault(_spoken(min(found), max(found)), []).append(method_title(method))
+    return "; ".join(f"{', '.join(names)}: {seeds}" for seeds, names in methods.items())
+
+
+def _spoken(fewest: int, most: int) -> str:
+    """Return what a picture says of numbers of seeds.
+
+    >>> _spoken(1, 1), _spoken(3, 3), _spoken(1, 3)
+    ('one seed', 'mean of 3 seeds', 'means of 1 to 3 seeds')
+    """
+    if most == 1:
+        return "one seed"
+    return f"mean of {most} seeds" if fewest == most else f"means of {fewest} to {most} seeds"
+
+
+def _draw_key(page: Axes, down: float, key: dict[str, list[_Entry]], look: Look) -> float:
+    """Write the rows of a key so far below the top of the page; return where they end."""
     right, top = size_of(page)
-    at, height = right - MARGIN, top - MARGIN - 24
-    for source, name in reversed(_SOURCES.items()):
-        if source in sources:
-            at = _draw_entry(page, (at, height), name, look.muted, source)
-    at -= 14
-    for method, colour in reversed(colours.items()):
-        if method in methods:
-            name = _METHODS.get(method, method)
-            at = _draw_entry(page, (at, height), name, colour, "ours")
-
-
-def _draw_entry(page: Axes, at: Spot, name: str, colour: str, source: Source) -> float:
-    """Write one entry of a key that ends at `at`; return where the one to its left may end."""
-    left = at[0] - text_width(name, NORMAL)
-    page.text(left, at[1], name, va="center_baseline")
-    _draw_marker(page, (left - 10, at[1]), colour, "o", source)
-    return left - 26
+    begin = MARGIN + max(text_width(heading, NORMAL) for heading in key) + 24
+    for heading, entries in key.items():
+        page.text(MARGIN, top - down, heading, color=look.muted, va="center_baseline")
+        at = begin
+        for name, colour, shape, source in entries:
+            width = text_width(name, NORMAL)
+            if at > begin and at + width > right - MARGIN:
+                at, down = begin, down + _ROW
+            _draw_marker(page, (at - 10, top - down), colour, shape, source)
+            page.text(at, top - down, name, va="center_baseline")
+            at += width + 30
+        down += _ROW
+    return down
 
 
 def _label_points(page: Axes, axes: Axes, points: Sequence[Point], look: Look) -> None:
-    """Name the setting at its best point and the method at all others, where there is room."""
+    """Name the setting beside every method's points, where they are not near to named ones."""
     to_page = axes.transData + page.transData.inverted()
     room = edges_of(page, axes) + np.array([4, 4, -4, -4])
     lines = [_mean_line(mean) for mean in _MEANS]
@@ -204,19 +248,25 @@ def _label_points(page: Axes, axes: Axes, points: Sequence[Point], look: Look) -
     dots = np.concatenate([_dots(to_page.transform(line)) for line in lines])
     spots = to_page.transform([(point.known, point.novel) for point in points])
     taken = np.concatenate([_around(spots, (_RING + 2, _RING + 2)), _around(dots, (2.0, 2.0))])
+    named: dict[str, list[Spots]] = {}
     pairs = [(point.setting, point.method) for point in points]
-    best = {p.setting: p.method for p in sorted(points, key=lambda p: p.known + p.novel)}
-    # The long names go first: they need most room.
-    for pair in sorted(dict.fromkeys(pairs), key=lambda pair: best[pair[0]] != pair[1]):
-        setting, method = pair
-        is_best = best[setting] == method
-        text = _SETTINGS.get(setting, setting) if is_best else _METHODS.get(method, method)
+    for pair in dict.fromkeys(pairs):
+        setting, _ = pair
         anchors = spots[[index for index, other in enumerate(pairs) if other == pair]]
+        others = named.setdefault(setting, [])
+        if any(_distance(anchors, other) < _NEAR for other in others):
+            continue
+        others.append(anchors)
+        text = setting_title(setting)
         box = free_box((text_width(text, SMALL), SMALL + 3), anchors, taken, room)
-        colour = look.text if is_best else look.muted
         middle = (box[1] + box[3]) / 2
-        page.text(box[0], middle, text, size=SMALL, color=colour, va="center_baseline")
+        page.text(box[0], middle, text, size=SMALL, color=look.text, va="center_baseline")
         taken = np.concatenate([taken, box[None]])
+
+
+def _distance(spots: Spots, others: Float[ndarray, "other 2"]) -> float:
+    """Return how far the nearest two are apart."""
+    return float(np.linalg.norm(spots[:, None] - others, axis=2).min())
 
 
 def free_box(size: Spot, anchors: Spots, taken: Boxes, room: Box) -> Box:

@@ -5,7 +5,7 @@ All lengths are points (1/72 inch).
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -115,11 +115,15 @@ def edges_of(page: Axes, axes: Axes) -> Box:
     return np.array(axes.bbox.transformed(page.transData.inverted()).extents)
 
 
-def write_title(page: Axes, title: str, subtitle: str, look: Look) -> None:
-    """Write what a picture shows at the top left of its page."""
-    top = size_of(page)[1] - MARGIN
-    page.text(MARGIN, top, title, size=LARGE, weight="bold", va="top")
-    page.text(MARGIN, top - 19, subtitle, color=look.muted, va="top")
+def write_title(page: Axes, title: str, subtitles: Sequence[str], look: Look) -> float:
+    """Write what a picture shows at the top left of its page; return how much room that takes."""
+    top = size_of(page)[1]
+    page.text(MARGIN, top - MARGIN, title, size=LARGE, weight="bold", va="top")
+    used = MARGIN + 19
+    for subtitle in subtitles:
+        page.text(MARGIN, top - used, subtitle, color=look.muted, va="top")
+        used += 15
+    return used
 
 
 def text_width(text: str, size: float) -> float:
