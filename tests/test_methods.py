@@ -13,17 +13,20 @@ import pytest
 import torch
 from conftest import SHORT_METHOD, TINY_METHOD, fields_of, fingerprint, shorter
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import ncdwf.methods
-from ncdwf.config import Config, View, from_dict
+from ncdwf.config import Config, Optim, View, from_dict
 from ncdwf.data.augment import Views, augment_views, num_draws
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError
-from ncdwf.learning.discovery import METHODS, Method, discover, make_method
-from ncdwf.learning.loop import History, Terms
+from ncdwf.learning.clustering import Clustering
+from ncdwf.learning.discovery import METHODS, Method, Outcome, discover, make_method
+from ncdwf.learning.loop import Epoch, History, Terms
 from ncdwf.methods.ncdwf import State
 from ncdwf.model import Model
-from ncdwf.noise import Draw, draw, generator
+from ncdwf.model.replay import invert
+from ncdwf.noise import Draw, Noise, draw, generator
 from ncdwf.results.evaluation import evaluate
 
 NAMES = sorted(METHODS)
@@ -87,15 +90,20 @@ def one_loss(
     config: Config,
     views: Views | None = None,
     prepared: tuple[Model, nn.Module] | None = None,
+    progress: float = 0.0,
 ) -> tuple[Model, Terms]:
     """Return the prepared model and the terms of one step in training mode."""
     model, state = prepared or method.prepare(known, 2, seed=0)
     model.train()
     state.train()
-    wanted = method.noise(state, 16)
-    noise = {key: value[0] for key, value in draw(wanted, 1, generator(0, "test")).items()}
     views = views or make_views(split, config)
-    return model, method.loss(model, views, state, torch.zeros(()), noise)
+    return model, method.loss(model, views, state, torch.tensor(progress), one_noise(method, state))
+
+
+def one_noise(method: Method, state: nn.Module) -> Noise:
+    """Return what `one_loss` draws."""
+    drawn = draw(method.noise(state, 16), 1, generator(0, "test"))
+    return {key: value[0] for key, value in drawn.items()}
 
 
 def test_every_file_of_the_package_registers_one_method() -> None:
@@ -151,6 +159,8 @@ def test_preparing_is_repeatable_and_leaves_the_model_alone(name: str, known_mod
     prints = [(fingerprint(model), fingerprint(state)) for model, state in prepared]
     assert prints[0] == prints[1]
     assert prints[0][0] != prints[2][0]
+    drawn = [state.get_parameter("overclusters.prototypes") for _, state in prepared]
+    assert not torch.equal(drawn[0], drawn[2])
     assert fingerprint(known_model) == before
 
 
@@ -337,6 +347,124 @@ def test_the_weight_of_information_scales_the_push_on_the_heads_and_not_the_regr
     assert all(gradient.abs().max() > 0 for gradient in heads[0.1])
 
 
+# Three temperatures that differ, and assignments that depend on how far discovery is.
+COLD = 0.05
+SOFT = {**SHORT_METHOD["clustering"], "temperature": 0.2, "balance": 0.5}
+PROGRESS = 0.7
+
+
+def cold(known: Model) -> Model:
+    """Return a copy whose known head learnt with a temperature of its own."""
+    made = copy.deepcopy(known)
+    made.architecture = replace(made.architecture, temperature=COLD)
+    return made
+
+
+@pytest.mark.parametrize("information_from", ["frozen", "current"])
+@pytest.mark.parametrize("softmax", ["separate", "joint"])
+def test_the_terms_of_one_step_by_hand(
+    softmax: str, information_from: str, known_model: Model, split: Split, config: Config
+) -> None:
+    changes = {"softmax": softmax, "information_from": information_from, "identifier": "during"}
+    method = small("ncdwf", clustering=SOFT, weight_replay=2.0, **changes)
+    model, made = prepared = method.prepare(cold(known_model), 2, seed=0)
+    state = cast(State, made)
+    with torch.no_grad():
+        state.regressor.layers[-1].fill_(0.1)  # it starts at 0, where no logit matters
+        model.known_head.prototypes.add_(0.3)  # as if some steps had been done
+    views = make_views(split, config)
+    terms = one_loss(
+        method, known_model, split, config, views, prepared=prepared, progress=PROGRESS
+    )[1]
+
+    temperature = SOFT["temperature"] if softmax == "joint" else COLD
+    large = views.large.flatten(0, 1)
+    pool = model.backbone(large)
+    latents, labels = state.memory.sample(one_noise(method, state))
+    rows = torch.cat([pool, latents])
+    known = model.known_head(rows) / temperature
+    replays = []
+    for name, head in (("cluster", model.novel_head), ("overcluster", state.overclusters)):
+        assert head is not None
+        cosines = head(rows if softmax == "joint" else pool)
+        num_clusters = cosines.shape[2]
+        novel, answers = cosines / SOFT["temperature"], known.expand(len(cosines), -1, -1)
+        told = novel
+        if softmax == "joint":
+            told, answers = (torch.cat(both, 2) for both in ((novel, answers), (answers, novel)))
+        chosen = Clustering(**SOFT).assign(
+            cosines[:, :32].unflatten(1, (2, 16)), torch.tensor(PROGRESS)
+        )
+        found = told.log_softmax(2)[:, :32, :num_clusters].unflatten(1, (2, 16))
+        swapped = -(chosen.flip(1) * found).sum(3).mean((1, 2))
+        torch.testing.assert_close(terms[name], swapped / 2)
+        replays.append(-answers.log_softmax(2)[:, range(32, 36), labels].mean())
+        if name == "cluster":
+            teacher = state.teacher.model
+            old = teacher.known_head(teacher.backbone(large)) / temperature
+            target = old if information_from == "frozen" else known[:32]
+            torch.testing.assert_close(terms["information"], state.regressor(novel[:, :32], target))
+    torch.testing.assert_close(terms["replay"], 2 * torch.stack(replays).mean())
+    assert model.identifier is not None
+    right = 1 - model.identifier.novelty(latents), model.identifier.novelty(pool)
+    surprise = -sum(answer.log().mean().item() for answer in right) / 2
+    assert terms["identify"].item() == pytest.approx(surprise, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_latents_are_inverted_at_the_temperature_that_the_known_head_learnt_with(
+    known_model: Model, seed: int
+) -> None:
+    head = known_model.known_head.prototypes.detach()
+    for softmax in ("separate", "joint"):
+        _, state = small("ncdwf", softmax=softmax).prepare(cold(known_model), 2, seed=seed)
+        start = torch.randn(4, 20, head.shape[1], generator=generator(seed, "inversion"))
+        inverted = invert(head, start, num_iterations=10, temperature=COLD)
+        torch.testing.assert_close(
+            F.normalize(cast(State, state).memory.bank, dim=2), F.normalize(inverted, dim=2)
+        )
+
+
+@pytest.mark.parametrize("name", ["ncdwf", "ncdwf-gauss"])
+def test_what_is_settled_after_discovery_is_the_methods(
+    name: str, known_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    module = METHODS[name].__module__
+    monkeypatch.setattr(f"{module}.settle", lambda *_, **settings: given.update(settings))
+    settings = {"weight_replay": 2.5, "novel_lost": 0.3, "least_tau": 0.1}
+    optim = Optim(epochs=3, batch_size=16, lr=0.2)
+    method = small(name, **settings, settling=asdict(optim), **fields_of(name, {"tau": 0.7}))
+    last = Epoch(
+        phase="discovery",
+        epoch=0,
+        lr=0.0,
+        terms={"cluster": [2.0, 1.0]},
+        seconds=1.0,
+        images_per_second=1.0,
+    )
+    features = torch.zeros(1, known_model.backbone.num_features)
+    outcome = Outcome(
+        before=features, after=features, history=[last], seed=0, engine="auto", progress=None
+    )
+    model, state = method.prepare(known_model, 2, seed=0)
+    method.finish(model, state, outcome)
+    tau = 0.7 if name == "ncdwf" else "calibrated"
+    assert given == {**settings, "optim": optim, "tau": tau}
+    assert int(model.best_head) == 1
+
+
+@pytest.mark.parametrize(("ratio", "num_latents"), [(0.25, 4), (0.5, 8), (2.0, 32), (0.01, 1)])
+@pytest.mark.parametrize("name", ["ncdwf", "ncdwf-gauss"])
+def test_as_many_latents_are_replayed_as_asked_for(
+    name: str, ratio: float, num_latents: int, known_model: Model
+) -> None:
+    method = small(name, replay_ratio=ratio)
+    _, state = method.prepare(known_model, 2, seed=0)
+    latents, _ = cast(State, state).memory.sample(one_noise(method, state))
+    assert len(latents) == num_latents
+
+
 def test_identifier_during_adds_a_term_that_does_not_reach_the_backbone(
     known_model: Model, split: Split, config: Config
 ) -> None:
@@ -495,11 +623,9 @@ def test_uno_has_no_identifier_and_routes_by_its_softmax(
 def test_the_softmax_of_uno_has_one_temperature(
     known_model: Model, split: Split, config: Config
 ) -> None:
-    known = copy.deepcopy(known_model)
-    known.architecture = replace(known.architecture, temperature=0.02)
-    model, terms = one_loss(small("uno"), known, split, config)
+    model, terms = one_loss(small("uno"), cold(known_model), split, config)
     assert model.architecture.novel is not None
-    assert model.architecture.temperature == model.architecture.novel.temperature != 0.02
+    assert model.architecture.temperature == model.architecture.novel.temperature != COLD
     _, same = one_loss(small("uno"), known_model, split, config)
     assert torch.equal(terms["cluster"], same["cluster"])
 
@@ -507,12 +633,12 @@ def test_the_softmax_of_uno_has_one_temperature(
 def test_a_joint_softmax_has_one_temperature(
     known_model: Model, split: Split, config: Config
 ) -> None:
-    cold = copy.deepcopy(known_model)
-    cold.architecture = replace(cold.architecture, temperature=0.02)
     terms = {
-        (softmax, known is cold): one_loss(small("ncdwf", softmax=softmax), known, split, config)[1]
+        (softmax, known is not known_model): one_loss(
+            small("ncdwf", softmax=softmax), known, split, config
+        )[1]
         for softmax in ("joint", "separate")
-        for known in (known_model, cold)
+        for known in (known_model, cold(known_model))
     }
     # Latents are inverted at that of the known head, and the heads' norms see them, too.
     assert torch.allclose(
@@ -532,8 +658,13 @@ def test_uno_without_overclustering_has_one_term(
 def test_gaussian_replay_teaches_the_known_head_alone(
     known_model: Model, split: Split, config: Config
 ) -> None:
-    model, terms = one_loss(small("ncdwf-gauss"), known_model, split, config)
+    method = small("ncdwf-gauss", clustering=SOFT)
+    prepared = method.prepare(cold(known_model), 2, seed=0)
+    model, terms = one_loss(method, known_model, split, config, prepared=prepared)
     assert set(terms) == {"cluster", "overcluster", "replay", "distill"}
+    samples, labels = cast(State, prepared[1]).memory.sample(one_noise(method, prepared[1]))
+    expected = F.cross_entropy(model.known_head(samples) / COLD, labels)
+    assert terms["replay"].item() == pytest.approx(expected.item(), rel=1e-5)
     terms["replay"].backward()
     assert model.known_head.prototypes.grad is not None
     assert model.known_head.prototypes.grad.abs().max() > 0
