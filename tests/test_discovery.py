@@ -30,9 +30,11 @@ from ncdwf.data.setting import Split
 from ncdwf.errors import InputError, NonFiniteError
 from ncdwf.learning import discovery
 from ncdwf.learning.checkpoints import Checkpoints
+from ncdwf.learning.counting import ClassCount
 from ncdwf.learning.discovery import (
     METHODS,
     Method,
+    Outcome,
     Teacher,
     best_head,
     discover,
@@ -246,6 +248,21 @@ def test_of_a_novel_pool_nothing_is_left_out(
     assert fingerprint(found) == fingerprint(discover(known_model, images, method, short))
 
 
+def test_classes_are_counted_with_the_seed_of_the_run(
+    known_model: Model, method: Method, short: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+
+    def count(features: Tensor, *, seed: int) -> ClassCount:
+        seeds.append(seed)
+        return ClassCount(number=2, low=2, high=2, curve={2: 1.0})
+
+    monkeypatch.setattr("ncdwf.learning.survey.count_classes", count)
+    config = override(replace(short, seed=5), "discovery.num_novel=0")
+    discover(known_model, tiny_pictures(5, seed=5)[0], method, config)
+    assert seeds == [5]
+
+
 def test_a_mixed_pool_with_too_few_novel_pictures_is_refused(
     known_model: Model, method: Method, short: Config
 ) -> None:
@@ -430,24 +447,27 @@ def test_the_teacher_is_a_frozen_copy(known_model: Model, split: Split) -> None:
         assert torch.equal(teacher.known_logits(features), known_model.known_head(features))
 
 
-def test_a_backbone_with_rate_0_stays_and_the_new_heads_learn(
+def test_what_was_learnt_stays_at_a_rate_of_0_and_the_new_heads_learn(
     known_model: Model, split: Split, short: Config
 ) -> None:
     config = replace(short, discovery=replace(short.discovery, backbone_rate=0.0))
     method = make_method({"name": "uno"})
     model = discover(known_model, split.pool_images, method, config)
     freed = discover(known_model, split.pool_images, method, short)
-    for name, before in known_model.backbone.named_parameters():
-        assert torch.equal(model.backbone.get_parameter(name), before)
+    learnt = ("backbone", "known_head")
+    for part in learnt:
+        for name, before in known_model.get_submodule(part).named_parameters():
+            assert torch.equal(model.get_submodule(part).get_parameter(name), before)
     assert model.novel_head is not None
     start = known_model.with_novel(model.architecture.novel, identifier=False, seed=config.seed)
     assert start.novel_head is not None
     heads = zip(model.novel_head.parameters(), start.novel_head.parameters(), strict=True)
     assert all(not torch.equal(after, before) for after, before in heads)
-    assert any(
-        not torch.equal(freed.backbone.get_parameter(name), before)
-        for name, before in known_model.backbone.named_parameters()
-    )
+    for part in learnt:
+        assert any(
+            not torch.equal(freed.get_submodule(part).get_parameter(name), before)
+            for name, before in known_model.get_submodule(part).named_parameters()
+        )
 
 
 def test_views_reach_the_method_augmented_and_in_number(
@@ -510,6 +530,35 @@ def test_small_views_that_the_network_cannot_read_are_refused_before_anything_is
         with pytest.raises(InputError, match=said):
             discover(model, split.pool_images, method, replace(short, discovery=small))
         assert fingerprint(model) == before
+
+
+def test_finishing_knows_seed_engine_and_how_the_pool_has_moved(
+    known_model: Model, split: Split, short: Config
+) -> None:
+    heard: list[Outcome] = []
+
+    class Listener(LwF):
+        __slots__ = ()
+
+        def finish(self, model: Model, state: nn.Module, outcome: Outcome) -> None:
+            heard.append(outcome)
+            LwF.finish(self, model, state, outcome)
+
+    config = replace(short, seed=5, engine="eager")
+    found = discover(known_model, split.pool_images, Listener(), config)
+    (outcome,) = heard
+    assert (outcome.seed, outcome.engine) == (5, "eager")
+    assert torch.equal(outcome.before, known_model.features(split.pool_images))
+    assert torch.equal(outcome.after, found.features(split.pool_images))
+    assert not torch.equal(outcome.before, outcome.after)
+
+
+def test_discovery_runs_on_the_engine_asked_for(
+    known_model: Model, found_model: Model, split: Split, method: Method, short: Config
+) -> None:
+    for model in (known_model, found_model):  # the latter is promoted before
+        with pytest.raises(InputError, match="'captured' needs a CUDA device"):
+            discover(model, split.pool_images, method, replace(short, engine="captured"))
 
 
 def test_resuming_changes_nothing(

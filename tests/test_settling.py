@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ncdwf.config import Optim
+from ncdwf.errors import InputError
 from ncdwf.learning import settling
 from ncdwf.learning.discovery import Outcome, Teacher
 from ncdwf.learning.settling import calibrate, divide, fit_heads, settle
@@ -312,7 +313,7 @@ def settled(known_model, images, history=None, *, optim=SETTLE, tau="calibrated"
         after=model.features(images),
         history=[] if history is None else history,
         seed=changes.pop("seed", 0),
-        engine="auto",
+        engine=changes.pop("engine", "auto"),
         progress=None,
     )
     recall = GaussianPrototypes(model.statistics)
@@ -437,6 +438,11 @@ def test_the_known_head_is_settled_if_it_is_replayed_to(known_model, split, weig
     model = settled(moved, split.pool_images, teacher=known_model, **fit)
     is_left_alone = weight_replay == 0 or optim is None
     assert torch.equal(model.known_head.prototypes, moved.known_head.prototypes) == is_left_alone
+
+
+def test_settling_runs_on_the_engine_asked_for(known_model, split):
+    with pytest.raises(InputError, match="'captured' needs a CUDA device"):
+        settled(known_model, split.pool_images, engine="captured")
 
 
 def test_settling_follows_from_the_seed(known_model, split):

@@ -82,7 +82,9 @@ def test_history_has_an_entry_an_epoch(split: Split, config: Config) -> None:
 def test_statistics_come_from_where_they_should(split: Split, short: Config, source: str) -> None:
     holdout = 0.25 if source == "held-out" else 0.0
     config = with_supervised(short, statistics_from=source, holdout=holdout, statistics_views=3)
-    images, labels = split.known_images, split.known_labels
+    config = replace(config, seed=3)
+    images, labels = split.known_images, split.known_labels.clone()
+    labels[:16] = (labels[:16] + 1) % 4  # these lie nearer to another mean than to their own
     model = learn_known(images, labels, config)
     if source == "augmented":
         draws = generator(config.seed, "statistics")
@@ -107,6 +109,7 @@ def test_statistics_come_from_where_they_should(split: Split, short: Config, sou
     )
     assert model.statistics.counts.tolist() == [per_class] * 4
     angles = model.statistics.angles_to(features)
+    assert (angles.argmin(1) != targets).any()
     for label, found in enumerate(model.statistics.angles):
         expected = quantiles(angles[targets == label, label], torch.ones(len(targets) // 4))
         assert torch.allclose(found, expected, atol=1e-3)
@@ -179,6 +182,11 @@ def test_same_seed_same_model_and_other_seed_another(split: Split, short: Config
         for seed in (0, 0, 1)
     ]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_learning_runs_on_the_engine_asked_for(split: Split, short: Config) -> None:
+    with pytest.raises(InputError, match="'captured' needs a CUDA device"):
+        learn_known(split.known_images, split.known_labels, replace(short, engine="captured"))
 
 
 def test_every_kind_of_array_gives_the_same_model(split: Split, short: Config) -> None:
