@@ -24,7 +24,7 @@ from conftest import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncdwf.config import Config, View, override
+from ncdwf.config import Config, Engine, View, override
 from ncdwf.data.augment import Views
 from ncdwf.data.setting import Split
 from ncdwf.errors import InputError, NonFiniteError
@@ -532,7 +532,7 @@ def test_small_views_that_the_network_cannot_read_are_refused_before_anything_is
         assert fingerprint(model) == before
 
 
-def test_finishing_knows_seed_engine_and_how_the_pool_has_moved(
+def test_finishing_knows_the_seed_and_how_the_pool_has_moved(
     known_model: Model, split: Split, short: Config
 ) -> None:
     heard: list[Outcome] = []
@@ -544,21 +544,30 @@ def test_finishing_knows_seed_engine_and_how_the_pool_has_moved(
             heard.append(outcome)
             LwF.finish(self, model, state, outcome)
 
-    config = replace(short, seed=5, engine="eager")
-    found = discover(known_model, split.pool_images, Listener(), config)
+    found = discover(known_model, split.pool_images, Listener(), replace(short, seed=5))
     (outcome,) = heard
-    assert (outcome.seed, outcome.engine) == (5, "eager")
+    assert outcome.seed == 5
     assert torch.equal(outcome.before, known_model.features(split.pool_images))
     assert torch.equal(outcome.after, found.features(split.pool_images))
     assert not torch.equal(outcome.before, outcome.after)
 
 
-def test_discovery_runs_on_the_engine_asked_for(
-    known_model: Model, found_model: Model, split: Split, method: Method, short: Config
+def test_all_of_a_later_round_runs_on_the_engine_asked_for(
+    found_model: Model,
+    split: Split,
+    method: Method,
+    short: Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for model in (known_model, found_model):  # the latter is promoted before
-        with pytest.raises(InputError, match="'captured' needs a CUDA device"):
-            discover(model, split.pool_images, method, replace(short, engine="captured"))
+    asked: list[Engine] = []
+
+    def choose(engine: Engine, _: torch.device) -> Engine:
+        asked.append(engine)
+        return "eager"
+
+    monkeypatch.setattr("ncdwf.learning.loop.choose_engine", choose)
+    discover(found_model, split.pool_images, method, replace(short, engine="captured"))
+    assert asked == ["captured"] * 3  # promotion, discovery, settling
 
 
 def test_resuming_changes_nothing(
