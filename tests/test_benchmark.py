@@ -4,8 +4,10 @@ import json
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import register_tiny, shorter, tiny_recipe
 
@@ -269,6 +271,39 @@ def test_a_run_that_a_figure_shows_is_done_again_for_it(
     assert observations.read(bench.results.parent) == {}
     assert not observations.is_kept(other, bench.results.parent)
     assert "confusion" in observations._read_all(bench.results.parent)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_confusion_is_what_the_known_head_takes_novel_pictures_for(run_copy: Path) -> None:
+    path = run_copy / "predictions.npz"
+    with np.load(path) as kept:
+        arrays = dict(kept)
+    # Two pictures of the classes with labels, three of the fifth class and one of the sixth. All
+    # but one of the novel ones were routed rightly.
+    arrays["labels"] = np.array([0, 3, 4, 4, 4, 5])
+    arrays["known"] = np.array([0, 1, 2, 2, 3, 1])
+    arrays["predicted"] = np.array([0, 1, 4, 4, 3, 5])
+    storage.write_arrays(path, arrays)
+    found = observations._confusion(Run.open(run_copy), None)
+    assert found["counts"] == [[0, 0, 2, 1], [0, 1, 0, 0]]
+
+
+def test_maturity_tells_what_the_rule_of_each_snapshot_keeps_and_finds(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scored(auroc: float, known_rejected: float, novel_accepted: float) -> SimpleNamespace:
+        other = SimpleNamespace(known_rejected=50.0, novel_accepted=50.0)
+        own = SimpleNamespace(known_rejected=known_rejected, novel_accepted=novel_accepted)
+        return SimpleNamespace(auroc=auroc, agnostic=[other, own], default_rule=1)
+
+    snapshots = {5: scored(0.6, 10.0, 70.0), 10: scored(0.9, 1.25, 20.0)}
+    monkeypatch.setattr(observations, "score_snapshots", lambda *_, **__: snapshots)
+    assert observations._maturity(Run.open(finished_run), None) == {
+        "epochs": [5, 10],
+        "auroc": [0.6, 0.9],
+        "known_kept": [0.9, 0.9875],
+        "novel_found": [0.3, 0.8],
+    }
 
 
 def test_a_run_that_kept_no_snapshots_is_not_kept_as_a_curve(

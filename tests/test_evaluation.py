@@ -15,6 +15,7 @@ POOL_LABELS = [2, 2, 3, 3, 3]
 KNOWN_ANSWERS = [0, 0, 1, 0, 0, 1, 0, 1, 0, 1]
 OTHER_HEAD = [0, 0, 0, 0, 0, 0, 0, 1, 1, 1]
 BEST_HEAD = [0, 0, 1, 1, 1, 1, 0, 0, 0, 1]
+OTHER_HEAD_ON_POOL = [1, 1, 0, 0, 0]
 POOL_ANSWERS = [0, 0, 1, 1, 0]
 NOVELTY = [0.1, 0.7, 0.2, 0.995, 0.999, 0.7, 0.3, 0.995, 0.65, 0.7]
 
@@ -62,7 +63,7 @@ def one_hot(answers, count):
 def scripted(
     known=KNOWN_ANSWERS,
     heads=(OTHER_HEAD, BEST_HEAD),
-    pool_heads=(POOL_ANSWERS, POOL_ANSWERS),
+    pool_heads=(OTHER_HEAD_ON_POOL, POOL_ANSWERS),
     num_clusters=2,
     novelty=NOVELTY,
     tau=0.6,

@@ -270,6 +270,18 @@ def test_evaluating_a_run_again_gives_the_same_scores(run_copy: Path, tiny: Conf
     assert (run_copy / "predictions.npz").exists()
 
 
+def test_the_time_of_settling_is_that_of_discovery(run_copy: Path, tiny: Config) -> None:
+    run = Run.open(run_copy)
+    # One epoch of the supervised phase, two of discovery and two of settling.
+    times = zip(run.history(), (1.0, 2.0, 4.0, 8.0, 16.0), (9.0, 30.0, 60.0, 7.0, 7.0), strict=True)
+    run.record([replace(e, seconds=s, images_per_second=rate) for e, s, rate in times])
+    evaluate_stage(run_copy, "tiny-4-2")
+    recorded = storage.read_json(run_copy / "scores.json")
+    assert recorded["seconds"] == [1, 2 + 4 + 8 + 16]
+    # How fast pictures are learnt from: settling reads none.
+    assert recorded["images_per_second"] == [9, (2 * 30 + 4 * 60) / 6]
+
+
 def test_scores_name_what_they_were_made_with(
     run_copy: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

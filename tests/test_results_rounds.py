@@ -194,6 +194,26 @@ def test_scores_after_one_round_by_hand(
     }
 
 
+def test_a_cluster_too_many_in_the_first_round_takes_no_picture_from_the_second(
+    toy: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Classes 2 and 3 are clusters 0 and 1; cluster 2 has no picture, but the known head of the
+    # second round has a place for it, and takes what it does not know for it.
+    nothing = [0] * 42
+    clusters = [0] * 9 + [1] * 3 + [0] * 30
+    known = [0] * 18 + [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4 + [4] * 8
+    first = scripted(2, 3, known=nothing, novel=clusters, routed=nothing)
+    promoted = scripted(5, 0, known=known, novel=nothing, routed=nothing)
+    # Classes 4 and 5 are clusters 0 and 1 of the second pool.
+    clusters = [0] * 15 + [1] * 3 + [0] * 20 + [1] * 4
+    second = scripted(5, 2, known=known, novel=clusters, routed=nothing)
+    monkeypatch.setattr(Model, "load", lambda path: first)
+    monkeypatch.setattr(rounds, "promote", lambda *_, **__: promoted)
+    monkeypatch.setattr(rounds, "discover", lambda *_: second)
+    scores = after_each_round(Run.create(tmp_path, tiny_recipe("toy-2-2", 3)))
+    assert scores["round 2"]["aware"] == {"labelled": 100, "round 1": 100, "round 2": 100}
+
+
 VARIANT = Variant(name="main", title="")
 TWO = Cell(setting="tiny-2-2", variant=VARIANT, seed=0)
 ONE = Cell(setting="tiny-2-4", variant=VARIANT, seed=0)
