@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import register_tiny, shorter, tiny_recipe
+from torch import Tensor
 
 import ncdwf.recipes
 from ncdwf import storage
 from ncdwf.config import Config
+from ncdwf.data.setting import Split
 from ncdwf.errors import InputError, InUseError
+from ncdwf.learning.counting import ClassCount
+from ncdwf.model import Model
 from ncdwf.results import benchmark, experiment, observations
 from ncdwf.results.benchmark import Bench, find, read_lines
 from ncdwf.results.grids import Cell, Grid, Variant
@@ -286,6 +291,26 @@ def test_confusion_is_what_the_known_head_takes_novel_pictures_for(run_copy: Pat
     storage.write_arrays(path, arrays)
     found = observations._confusion(Run.open(run_copy), None)
     assert found["counts"] == [[0, 0, 2, 1], [0, 1, 0, 0]]
+
+
+def test_classes_are_counted_before_discovery_and_with_the_seed_of_the_run(
+    tmp_path: Path, tiny: Config, split: Split, known_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[Tensor, int]] = []
+
+    def count(features: Tensor, *, seed: int) -> ClassCount:
+        given.append((features, seed))
+        return ClassCount(number=3, low=2, high=4, curve={3: 1.0})
+
+    monkeypatch.setattr(observations, "count_classes", count)
+    run = Run.create(tmp_path / "run", replace(tiny, seed=5))
+    known_model.save(run.supervised_dir)
+    found = observations._number(run, None)
+    assert (found["truth"], found["number"], found["low"], found["high"]) == (2, 3, 2, 4)
+    ((features, seed),) = given
+    wanted = known_model.features(split.pool_images)
+    torch.testing.assert_close(features.cpu(), wanted, rtol=1e-3, atol=1e-3)
+    assert seed == 5
 
 
 def test_maturity_tells_what_the_rule_of_each_snapshot_keeps_and_finds(

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from ncdwf.errors import InputError
 from ncdwf.model import Architecture, Model, NovelHead, Outputs
 from ncdwf.model.archive import DESCRIPTION_FILE, WEIGHTS_FILE
+from ncdwf.model.initialise import build
+from ncdwf.noise import generator
 
 SHAPE = Architecture(
     backbone="small",
@@ -145,6 +147,16 @@ def test_discovery_gets_a_copy_that_keeps_what_was_learnt():
     assert all(torch.equal(known.state_dict()[name], tensor) for name, tensor in before.items())
     assert known.novel_head is None
     assert known.identifier is None
+
+
+def test_what_discovery_gets_is_drawn_from_a_stream_of_its_own():
+    whole = known_model().with_novel(NOVEL, identifier=True, seed=3)
+    shape = whole.architecture, whole.known_names, whole.novel_names
+    for stream in ("novel", "model"):
+        drawn = build(lambda: Model(*shape), generator(3, stream))
+        for name in ("novel_head.prototypes", "identifier.layers.0.weight"):
+            same = torch.equal(whole.get_parameter(name), drawn.get_parameter(name))
+            assert same == (stream == "novel")
 
 
 def test_a_novel_head_can_be_replaced():
