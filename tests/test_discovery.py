@@ -653,17 +653,22 @@ class Losses(Training):
         for epoch in range(len(self.history), until):
             if np.isnan(self.losses[epoch]):
                 raise NonFiniteError(f"epoch {epoch}")
-            terms: dict[str, float | list[float]] = {"cluster": [9.0, self.losses[epoch]]}
+            terms: dict[str, float | list[float]] = {"cluster": [9.0, float(self.losses[epoch])]}
             entry = Epoch(
-                phase="discovery", epoch=epoch, lr=0, terms=terms, seconds=1, images_per_second=1
+                phase="discovery",
+                epoch=epoch,
+                lr=0.0,
+                terms=terms,
+                seconds=1.0,
+                images_per_second=1.0,
             )
             self.history.append(entry)
         return self.history
 
 
-def tries_of(losses: list[list[float]]) -> list[discovery._Try]:
-    nothing: Any = None
-    return [discovery._Try(n, nothing, nothing, Losses(each)) for n, each in enumerate(losses, 1)]
+def tries_of(model: Model, losses: list[list[float]]) -> list[discovery._Try]:
+    state = nn.Module()
+    return [discovery._Try(n, model, state, Losses(each)) for n, each in enumerate(losses, 1)]
 
 
 @pytest.mark.parametrize(
@@ -678,19 +683,19 @@ def tries_of(losses: list[list[float]]) -> list[discovery._Try]:
     ],
 )
 def test_the_best_try_half_way_is_the_one_that_goes_on(
-    losses: list[list[float]], best: int, ran: list[int]
+    known_model: Model, losses: list[list[float]], best: int, ran: list[int]
 ) -> None:
-    tries = tries_of(losses)
+    tries = tries_of(known_model, losses)
     assert discovery._best(list(tries), len(losses[0])) is tries[best]
     assert [len(one.training.history) for one in tries] == ran
 
 
-def test_where_the_last_try_diverges_late_the_error_is_told() -> None:
-    tries = tries_of([[5, np.nan], [5, np.nan]])
+def test_where_the_last_try_diverges_late_the_error_is_told(known_model: Model) -> None:
+    tries = tries_of(known_model, [[5, np.nan], [5, np.nan]])
     with pytest.raises(NonFiniteError, match="epoch 1"):
         discovery._best(tries, 2)
     with pytest.raises(NonFiniteError, match="epoch 0"):
-        discovery._best(tries_of([[np.nan, 1]]), 2)
+        discovery._best(tries_of(known_model, [[np.nan, 1]]), 2)
 
 
 class Diverging(LwF):
