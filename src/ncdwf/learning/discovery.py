@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ncdwf.config import Config, Discovery, Engine, from_dict
 from ncdwf.data.augment import Views, augment_views, check_view, view_draw, view_shape
+from ncdwf.data.inputs import Inputs
 from ncdwf.errors import InputError, NonFiniteError, enough_memory
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
@@ -214,82 +215,15 @@ def discover(
     if model.novel_head is not None:
         model = promote(model, seed=config.seed, engine=config.engine, progress=progress)
     images = place(images, device)
-    before = model.features(images)
-    found = survey(model.statistics, before, config)
+    features = model.features(images)
+    found = survey(model.statistics, features, config)
     if surveyed is not None:
         surveyed(found)
-    before = found.kept(before)
-    num_novel = settings.num_novel if found.count is None else found.count.number
-
-    counts = {"large": settings.num_large, "small": settings.num_small}
-    sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
-
-    def make_views(batch: Batch, noise: Noise) -> Batch:
-        return tuple(augment_views(batch[0], view, noise[name]) for name, view in sizes.items())
-
-    def begin(number: int) -> _Try:
-        seed = config.seed + number
-        found_model, state = method.prepare(model, num_novel, seed=seed)
-        state = state.to(device)
-        source = TensorSource(
-            images,
-            batch_size=settings.optim.batch_size,
-            seed=seed,
-            phase=PHASE,
-            device=device,
-            rows=found.kept(torch.arange(len(images))),  # a pool mapped from a file is not copied
-        )
-        draws = {
-            name: view_draw(view, counts[name], source.batch_size, model.architecture.input_shape)
-            for name, view in sizes.items()
-        }
-
-        def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
-            return method.loss(found_model, Views(*batch), state, progress, noise)
-
-        def after_epoch(epochs: History) -> None:
-            every = config.snapshot_epochs
-            if snapshot is not None and every and len(epochs) % every == 0:
-                now = copy.deepcopy(found_model)
-                finish(now, state, list(epochs), seed, None)
-                snapshot(len(epochs), now)
-
-        training = Training(
-            nn.ModuleDict({"model": found_model, "state": state}),
-            loss,
-            source,
-            settings.optim,
-            noise={**draws, **method.noise(state, source.batch_size)},
-            seed=seed,
-            phase=PHASE,
-            make_views=make_views,
-            engine=config.engine,
-            slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
-            checkpoints=None if checkpoints is None else checkpoints.of_try(number),
-            progress=progress,
-            after_epoch=after_epoch,
-        )
-        return _Try(number + 1, found_model, state, training)
-
-    def finish(
-        model: Model, state: nn.Module, epochs: History, seed: int, progress: Progress | None
-    ) -> None:
-        model.eval()
-        after = found.kept(model.features(images))
-        outcome = Outcome(
-            before=before,
-            after=after,
-            history=epochs,
-            seed=seed,
-            engine=config.engine,
-            progress=progress,
-        )
-        method.finish(model, state, outcome)
-        model.eval()
-        remember(model, before, after)
-
-    best = _best([begin(number) for number in range(settings.tries)], settings.optim.epochs)
-    finish(best.model, best.state, best.training.history, best.training.seed, progress)
+    work = _Round(model, images, found.kept(features), found, method, config, progress, snapshot)
+    numbers = range(settings.tries)
+    tries = [work.begin(n, None if checkpoints is None else checkpoints.of_try(n)) for n in numbers]
+    best = _best(tries, settings.optim.epochs)
+    work.finish(best.model, best.state, best.training.history, best.training.seed, progress)
     if history is not None:
         history.extend(best.training.history)
     return best.model
@@ -303,6 +237,97 @@ class _Try:
     model: Model
     state: nn.Module
     training: Training
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What all tries of a round begin with."""
+
+    model: Model
+    images: Inputs
+    before: Float[Tensor, "image feature"]
+    """The features of those that are discovered among."""
+    found: Survey
+    method: Method
+    config: Config
+    progress: Progress | None
+    snapshot: Callable[[int, Model], None] | None
+
+    def begin(self, number: int, checkpoints: Checkpoints | None) -> _Try:
+        """Return a try that is ready to be trained, or to be gone on with."""
+        method, config, settings = self.method, self.config, self.config.discovery
+        seed, count = config.seed + number, self.found.count
+        num_novel = settings.num_novel if count is None else count.number
+        model, state = method.prepare(self.model, num_novel, seed=seed)
+        state = state.to(model.device)
+        rows = torch.arange(len(self.images))
+        source = TensorSource(
+            self.images,
+            batch_size=settings.optim.batch_size,
+            seed=seed,
+            phase=PHASE,
+            device=model.device,
+            rows=self.found.kept(rows),  # a pool mapped from a file is not copied
+        )
+        counts = {"large": settings.num_large, "small": settings.num_small}
+        sizes = {name: getattr(settings, name) for name, count in counts.items() if count > 0}
+        draws = {
+            name: view_draw(view, counts[name], source.batch_size, model.architecture.input_shape)
+            for name, view in sizes.items()
+        }
+
+        def make_views(batch: Batch, noise: Noise) -> Batch:
+            return tuple(augment_views(batch[0], view, noise[name]) for name, view in sizes.items())
+
+        def loss(batch: Batch, noise: Noise, progress: Tensor) -> Terms:
+            return method.loss(model, Views(*batch), state, progress, noise)
+
+        def after_epoch(epochs: History) -> None:
+            every = config.snapshot_epochs
+            if self.snapshot is not None and every and len(epochs) % every == 0:
+                now = copy.deepcopy(model)
+                self.finish(now, state, list(epochs), seed, None)
+                self.snapshot(len(epochs), now)
+
+        training = Training(
+            nn.ModuleDict({"model": model, "state": state}),
+            loss,
+            source,
+            settings.optim,
+            noise={**draws, **method.noise(state, source.batch_size)},
+            seed=seed,
+            phase=PHASE,
+            make_views=make_views,
+            engine=config.engine,
+            slower=dict.fromkeys(("model.backbone", "model.known_head"), settings.backbone_rate),
+            checkpoints=checkpoints,
+            progress=self.progress,
+            after_epoch=after_epoch,
+        )
+        return _Try(number + 1, model, state, training)
+
+    def finish(
+        self,
+        model: Model,
+        state: nn.Module,
+        epochs: History,
+        seed: int,
+        progress: Progress | None,
+    ) -> None:
+        """Put into `model` what is found once its features no longer move."""
+        model.eval()
+        after = self.found.kept(model.features(self.images))
+        outcome = Outcome(
+            before=self.before,
+            after=after,
+            history=epochs,
+            seed=seed,
+            engine=self.config.engine,
+            progress=progress,
+        )
+        self.method.finish(model, state, outcome)
+        model.eval()
+        remember(model, self.before, after)
 
 
 def _best(tries: list[_Try], epochs: int) -> _Try:
