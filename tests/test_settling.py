@@ -410,9 +410,9 @@ def test_the_fit_knows_how_the_pool_has_moved(known_model, split, monkeypatch):
             tensor.mul_(2)
         moved.known_head.prototypes.neg_()
     settled(moved, split.pool_images, teacher=known_model)
-    _, head, old_head, recall, before, after, *_ = seen
+    _, head, teacher_head, recall, before, after, *_ = seen
     assert torch.allclose(after, 2 * before, atol=1e-4)
-    assert torch.equal(head.prototypes, -old_head.prototypes)
+    assert torch.equal(head.prototypes, -teacher_head.prototypes)
     assert torch.equal(recall.means, known_model.statistics.means)
 
 

@@ -93,7 +93,7 @@ def divide(num_images: int, seed: int) -> tuple[Int64[Tensor, " unseen"], Int64[
 def fit_heads(
     identifier: KnownClassIdentifier,
     known_head: CosineHead,
-    old_head: CosineHead,
+    teacher_head: CosineHead,
     memory: KnownMemory,
     before: Float[Tensor, "image feature"],
     after: Float[Tensor, "image feature"],
@@ -113,13 +113,13 @@ def fit_heads(
     from the pool's features themselves, they would be known by that. So both kinds are given the
     same spread, that of the pool in its clusters: to every latent and to every centre the distance
     of some picture from its own centre is added. What is left to tell them apart is where they lie.
-    The known head learns to answer such a latent as the old head answered it where it was; if
-    nothing has moved, there is nothing to learn (docs/reproduction.md).
+    The known head learns to answer such a latent as the head before discovery answered it where it
+    was; if nothing has moved, there is nothing to learn (docs/reproduction.md).
 
     Args:
         identifier: what to train.
         known_head: what to train beside it.
-        old_head: the known head before discovery.
+        teacher_head: the known head before discovery.
         memory: gives the latents.
         before: features of the pool before discovery.
         after: the same as they are now.
@@ -133,7 +133,7 @@ def fit_heads(
     """
     members = F.one_hot(labels).to(after)
     members = members / members.sum(0).clamp_min(1)
-    old_spread = before - (members.T @ before)[labels]
+    spread_before = before - (members.T @ before)[labels]
     centres = (members.T @ after)[labels]
     spread = after - centres
     movement = Movement(before, after)
@@ -146,8 +146,8 @@ def fit_heads(
         novel = batch[0] + spread[novel_spread]
         terms = {"identify": balanced_binary_cross_entropy(identifier(known), identifier(novel))}
         if weight_replay > 0:
-            old = old_head(latents + old_spread[known_spread]).detach()
-            answers = (old / temperature).softmax(1)
+            taught = teacher_head(latents + spread_before[known_spread]).detach()
+            answers = (taught / temperature).softmax(1)
             terms["replay"] = weight_replay * F.cross_entropy(
                 known_head(known) / temperature, answers
             )

@@ -34,8 +34,10 @@ class Movement(nn.Module):
         size, device = before.shape[1], before.device
         scatter, together = torch.zeros(2, size, size, dtype=torch.float64, device=device)
         # In parts: a large pool is in memory in single precision alone.
-        for old, new in zip(before.split(ROWS_AT_ONCE), after.split(ROWS_AT_ONCE), strict=True):
-            places, steps = old.double(), new.double() - old.double()
+        for earlier, later in zip(
+            before.split(ROWS_AT_ONCE), after.split(ROWS_AT_ONCE), strict=True
+        ):
+            places, steps = earlier.double(), later.double() - earlier.double()
             scatter += places.T @ places
             together += places.T @ steps
         # The least keeps it solvable where all features are 0.
