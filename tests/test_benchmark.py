@@ -77,6 +77,27 @@ def test_a_run_that_another_process_is_at_is_left_to_it(bench: Bench) -> None:
     assert len(list(bench.reproduce(cells[:3]))) == 3
 
 
+def test_a_run_that_another_process_ends_before_it_is_claimed_is_not_run_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = list(replace(GRID, seeds=(0,)).cells())[:1]
+    lines = list(bench.reproduce(cells))
+    done = bench.results.read_bytes()
+    bench.results.unlink()
+    claim = Bench._claimed
+
+    def late(bench: Bench, name: str, **options: bool) -> Any:
+        bench.results.write_bytes(done)
+        return claim(bench, name, **options)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it has been run")
+
+    monkeypatch.setattr(Bench, "_claimed", late)
+    monkeypatch.setattr(benchmark, "execute", never)
+    assert list(bench.reproduce(cells)) == lines
+
+
 def test_two_processes_share_a_grid_and_run_nothing_twice(bench: Bench) -> None:
     def work() -> None:
         list(bench.reproduce(GRID.cells()))
@@ -177,6 +198,31 @@ def test_a_supervised_phase_of_another_commit_is_not_taken(
         monkeypatch.setenv("NCDWF_COMMIT", commit)
         assert next(iter(bench.reproduce([cell])))["commit"] == commit
     assert len(list((bench.work_dir / "supervised").iterdir())) == 2
+
+
+@pytest.mark.parametrize("commit", ["abc+", None])
+def test_a_supervised_phase_of_other_code_is_not_taken_where_the_commit_is_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, commit: str | None
+) -> None:
+    main, bare = replace(GRID, seeds=(0,)).cells()
+    made_with = {**benchmark.environment(main.config), "commit": commit}
+    monkeypatch.setattr(benchmark, "environment", lambda _: made_with)
+    shared = bench.work_dir / "supervised"
+    list(bench.reproduce([main]))
+    list(replace(bench).reproduce([bare]))  # as another process with the same files does
+    assert len(list(shared.iterdir())) == 1
+    list(replace(bench, source="other").reproduce([replace(main, setting="tiny-4-1")]))
+    assert len(list(shared.iterdir())) == 2
+
+
+def test_a_supervised_phase_of_another_backbone_is_not_taken(bench: Bench) -> None:
+    other = Variant(name="other", title="", sets=("backbone=resnet18",))
+    grid = replace(GRID, seeds=(0,), variants=(GRID.variants[0], other))
+    list(bench.reproduce(grid.cells()))
+    runs = [Run.open(bench.work_dir / cell.name) for cell in grid.cells()]
+    assert [run.config.backbone for run in runs] == ["small", "resnet18"]
+    models = [Model.load(run.supervised_dir) for run in runs]
+    assert [model.architecture.backbone for model in models] == ["small", "resnet18"]
 
 
 @pytest.mark.parametrize("part", ["torch", "device"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ncdwf.results import environment
-from ncdwf.results.environment import in_brief, source_commit
+from ncdwf.results.environment import in_brief, source_commit, source_sum
 
 
 def test_a_record_is_headed_by_date_device_version_and_commit(
@@ -42,3 +42,22 @@ def test_the_commit_tells_whether_files_differ_from_it(
     assert re.fullmatch("[0-9a-f]{9}", source_commit() or "")
     (tmp_path / "src" / "new.py").write_text("2")
     assert re.fullmatch(r"[0-9a-f]{9}\+", source_commit() or "")
+
+
+def test_every_change_of_a_module_gives_another_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results" / "environment.py"
+    file.parent.mkdir()
+    monkeypatch.setattr(environment, "__file__", str(file))
+    file.write_text("1")
+    seen = [source_sum()]
+    (tmp_path / "results" / "environment.pyc").write_text("what Python leaves beside it")
+    assert source_sum() == seen[0]
+    file.write_text("2")
+    seen.append(source_sum())
+    (tmp_path / "new.py").write_text("")
+    seen.append(source_sum())
+    (tmp_path / "new.py").rename(tmp_path / "newer.py")
+    seen.append(source_sum())
+    assert len(set(seen)) == 4

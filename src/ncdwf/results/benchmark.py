@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ncdwf.errors import InputError, InUseError
 from ncdwf.progress import Progress
 from ncdwf.results import observations
 from ncdwf.results.configuration import config_record, is_record_of
-from ncdwf.results.environment import environment
+from ncdwf.results.environment import environment, source_sum
 from ncdwf.results.experiment import check, execute, labelled_of, learn_stage
 from ncdwf.results.grids import Cell
 from ncdwf.results.run import CONFIG_FILE, PROVENANCE, SCORES_FILE, Run, load_supervised
@@ -62,6 +62,8 @@ class Bench:
     work_dir: Path
     data_dir: Path | None = None
     progress: Progress | None = None
+    source: str = field(default_factory=source_sum)
+    """The code as it is now: files may change before a later run."""
 
     def reproduce(self, cells: Iterable[Cell]) -> Iterable[Line]:
         """Yield a line for every run; those that the results lack are run (or resumed) first.
@@ -117,6 +119,8 @@ class Bench:
         labelled = Setting.parse(config.setting).labelled_name
         # Another commit's, device's or torch's is not taken: a line names what made all of it.
         made_with = [environment(config)[key] for key in PROVENANCE]
+        # Changed files may have the commit of other changes, and an installed copy has none.
+        made_with.append(self.source)
         parts = [labelled, asdict(config.supervised), config.backbone, config.seed, made_with]
         name = hashlib.sha256(storage.to_json_bytes(parts)).hexdigest()[:12]
         path = self.work_dir / "supervised" / f"{labelled}-seed{config.seed}-{name}"

@@ -1,5 +1,6 @@
 """What a run was made with: versions, device, commit, date."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -59,3 +60,13 @@ def source_commit() -> str | None:
         return git("rev-parse", "--short=9", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def source_sum() -> str:
+    """Return a sha256 over the modules of this package, which tells code apart without git."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(package)} {content}\n".encode())
+    return digest.hexdigest()
