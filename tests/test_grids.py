@@ -51,6 +51,12 @@ def test_the_main_table_has_the_runs_that_it_promises() -> None:
     assert len(runs) == 20
 
 
+def test_the_table_over_the_threshold_has_the_runs_that_it_shows() -> None:
+    rows = (GRIDS["main"].row(setting, MAIN) for setting in CIFAR_SETTINGS)
+    assert list(RUNS["tau"]) == [cell for row in rows for cell in row]
+    assert len(RUNS["tau"]) == 12
+
+
 def test_main_is_the_same_run_in_every_table() -> None:
     for name in ("ablation", "alpha"):
         grid = GRIDS[name]

@@ -331,7 +331,7 @@ GRIDS = {
 
 RUNS: dict[str, tuple[Cell, ...]] = {
     **{name: tuple(grid.cells()) for name, grid in GRIDS.items()},
-    "tau": tuple(GRIDS["main"].cells()),
+    "tau": tuple(cell for cell in GRIDS["main"].cells() if cell.variant == MAIN),
     "number": COUNTED,
     "rounds": (TWO_ROUNDS, ONE_ROUND),
     "figures": tuple(GRIDS["main"].cells()),
