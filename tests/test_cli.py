@@ -41,8 +41,9 @@ from ncdwf import NovelClassDiscoverer, __version__, storage
 from ncdwf.cli import main
 from ncdwf.config import Config, OwnData, override
 from ncdwf.console import Bar
-from ncdwf.data.cifar import DATA_VARIABLE
-from ncdwf.data.setting import SETTINGS, Split
+from ncdwf.data.cifar import CIFAR10, CIFAR100, DATA_VARIABLE
+from ncdwf.data.download import OFFLINE_VARIABLE
+from ncdwf.data.setting import SETTINGS, Setting, Split
 from ncdwf.learning.discovery import METHODS
 from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
@@ -302,8 +303,34 @@ def test_list_shows_every_setting_and_method(call: Call) -> None:
     for name in (*SETTINGS, *METHODS):
         assert name in answer.out
     for name in SETTINGS:
-        line = next(line for line in answer.out.splitlines() if f" {name} " in line)
-        assert ("later release" if "imagenet" in name else "ready") in line
+        state = listed_state(answer, name)
+        if "cifar" in name:
+            assert state == f"needs --data DIR or {DATA_VARIABLE}"
+        else:
+            assert ("later release" if "imagenet" in name else "ready") in state
+    others = re.findall(r"cifar100-\d+-\d+-[a-z]+-[\d-]+", answer.out)
+    kinds = [Setting.parse(name) for name in others]
+    assert [(s.is_proxy, s.known_share, s.imbalance) for s in kinds] == [
+        (True, None, 1),
+        (False, 50, 1),
+        (False, None, 10),
+    ]
+
+
+def listed_state(answer: Answer, name: str) -> str:
+    line = next(line for line in answer.out.splitlines() if f" {name} " in line)
+    return line.strip("│").split("│")[-1].strip()
+
+
+def test_list_says_which_data_are_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("data", CIFAR100.folder).mkdir(parents=True)
+    answer = call("list", "--data", "data")
+    assert listed_state(answer, "cifar100-80-20") == "ready"
+    assert listed_state(answer, "cifar10-5-5") == f"data holds no {CIFAR10.folder}"
+    monkeypatch.setenv(DATA_VARIABLE, "data")
+    assert call("list") == answer
+    monkeypatch.delenv(OFFLINE_VARIABLE)
+    assert listed_state(call("list"), "cifar10-5-5") == "will be downloaded"
 
 
 def test_names_in_a_narrow_list_are_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ def evaluate(
     print_scores(scores, f"{model} on {setting}")
 
 
-def list_all() -> None:
+def list_all(data_dir: DataDir = None) -> None:
     """List the settings and the methods.
 
     Example:
@@ -261,14 +261,28 @@ def list_all() -> None:
         settings.add_column(column, overflow="fold")  # what is cut off cannot be told apart
     for name in SETTINGS:
         setting = Setting.parse(name)
-        state = "ready" if setting.data in RECIPES else "no recipe yet"
-        state = DATA_SETS[setting.data].missing or state
         known, novel = len(setting.known_classes), len(setting.novel_classes)
-        settings.add_row(name, str(known), str(novel), state)
+        settings.add_row(name, str(known), str(novel), _state(setting.data, data_dir))
     methods = Table("method", "what it is", title="Methods", title_justify="left")
     for name, method in sorted(METHODS.items()):
         methods.add_row(name, (method.__doc__ or "").splitlines()[0])
-    out.print(settings, methods)
+    out.print(settings)
+    out.print(
+        "Other numbers of classes do as well, and so do other splits: cifar100-80-20-proxy-60-20 "
+        "(known classes alone), cifar100-80-20-mixed-50 (half of the pool is known), "
+        "cifar100-80-20-imbalance-10 (classes of unequal size).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    out.print(methods)
+
+
+def _state(data: str, data_dir: Path | None) -> str:
+    """Return what stands between a data set and a run of it, or that nothing does."""
+    found = DATA_SETS[data]
+    if found.missing or data not in RECIPES:
+        return found.missing or "no recipe yet"
+    return (found.lacking and found.lacking(data_dir)) or "ready"
 
 
 class _resumable:

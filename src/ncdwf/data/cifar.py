@@ -74,6 +74,20 @@ class Archive:
             raise type(error)(f"{missing} ({error})") from error
         return folder
 
+    def lacking(self, data_dir: Path | None) -> str:
+        """Return in brief what is needed before the files can be read; nothing if they are there.
+
+        Args:
+            data_dir: where the folder belongs; by default what `NCDWF_DATA` names.
+        """
+        if not (data_dir or os.environ.get(DATA_VARIABLE)):
+            return f"needs --data DIR or {DATA_VARIABLE}"
+        folder = self._folder(data_dir)
+        if folder.is_dir():
+            return ""
+        allowed = download.is_allowed()
+        return "will be downloaded" if allowed else f"{folder.parent} holds no {self.folder}"
+
     def read(self, data_dir: Path | None) -> TrainAndTest:
         """Return 50,000 training and 10,000 test pictures of 32×32 pixels with their labels."""
         folder = self.fetch(data_dir)

@@ -31,6 +31,8 @@ class DataSet:
     """Takes the data directory that the user named, if any."""
     fetch: Callable[[Path | None, Progress | None], Path] | None = None
     """Downloads what `read` needs, unless it is there."""
+    lacking: Callable[[Path | None], str] | None = None
+    """Tells what `read` needs that is not there."""
     missing: str = ""
     """Why it cannot be read yet."""
 
@@ -38,10 +40,16 @@ class DataSet:
 DATA_SETS = {
     "digits": DataSet(class_names=digits.CLASS_NAMES, read=digits.read_digits),
     "cifar10": DataSet(
-        class_names=cifar.CIFAR10_NAMES, read=cifar.CIFAR10.read, fetch=cifar.CIFAR10.fetch
+        class_names=cifar.CIFAR10_NAMES,
+        read=cifar.CIFAR10.read,
+        fetch=cifar.CIFAR10.fetch,
+        lacking=cifar.CIFAR10.lacking,
     ),
     "cifar100": DataSet(
-        class_names=cifar.CIFAR100_NAMES, read=cifar.CIFAR100.read, fetch=cifar.CIFAR100.fetch
+        class_names=cifar.CIFAR100_NAMES,
+        read=cifar.CIFAR100.read,
+        fetch=cifar.CIFAR100.fetch,
+        lacking=cifar.CIFAR100.lacking,
     ),
     "imagenet": DataSet(
         class_names=tuple(f"class-{number}" for number in range(1000)),
