@@ -647,6 +647,12 @@ def copy_model(finished: Path) -> None:
     shutil.copytree(finished / "supervised", "model")
 
 
+def write_blocks(documents: dict[str, list[str]]) -> None:
+    for path, names in documents.items():
+        blocks = (f"<!-- generated: {name} -->\n<!-- end -->\n" for name in names)
+        Path(path).write_text("words\n".join(blocks))
+
+
 def copy_discovered(finished: Path) -> None:
     Path("model").mkdir()
     for name in ("model.json", "model.safetensors"):
@@ -798,6 +804,21 @@ BAD = {
         ["discover", "run", "--out", "new", "--set", "supervised.optim.epochs=77"],
         ("that phase is over",),
         copy_run,
+    ),
+    "a document without any table": Bad(
+        ["reproduce", "digits", "--docs", "bare.md"],
+        ("bare.md has no", "'digits', which has digits-summary, digits-seeds,", "has none"),
+        lambda _: Path("bare.md").write_text("words\n"),
+    ),
+    "a document of other tables": Bad(
+        ["reproduce", "tau", "--docs", "a.md", "--docs", "b.md"],
+        ("b.md has no generated block of 'tau', which has tau; the document has overview, number",),
+        lambda _: write_blocks({"a.md": ["tau"], "b.md": ["overview", "number"]}),
+    ),
+    "a document for pictures": Bad(
+        ["reproduce", "figures", "--docs", "a.md"],
+        ("a.md has no generated block of 'figures', which has none; the document has tau",),
+        lambda _: write_blocks({"a.md": ["tau"]}),
     ),
     "a hidden layer beyond measure": sets(
         "method.clustering.num_hidden=1000000000", "from 1 to 65536"

@@ -65,7 +65,9 @@ def reproduce(
     if name not in RUNS:
         raise InputError(f"unknown table {name!r}; there are {', '.join(RUNS)}")
     wanted = _wanted(name, settings or (), methods or (), seeds or (), variants or ())
-    _filled(docs or (), _blocks(results))  # what cannot be is refused before hours of runs
+    # What cannot be is refused before hours of runs.
+    for path, text in _filled(docs or (), _blocks(results)).items():
+        _check_document(name, path, text)
     with Bar() as bar:
         bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
         try:
@@ -106,6 +108,16 @@ def _filled(docs: Sequence[Path], blocks: dict[str, str]) -> dict[Path, str]:
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is not a document in UTF-8") from error
     return filled
+
+
+def _check_document(name: str, path: Path, text: str) -> None:
+    """Refuse a document that none of the tables to be printed has a place in."""
+    there, shown = tables.blocks_in(text), tables.TABLES.get(name, ())
+    if not set(there) & set(shown):
+        raise InputError(
+            f"{path} has no generated block of {name!r}, which has {', '.join(shown) or 'none'}; "
+            f"the document has {', '.join(there) or 'none'}"
+        )
 
 
 def _wanted(

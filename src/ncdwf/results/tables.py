@@ -287,7 +287,7 @@ def blocks(lines: list[Line], observed: Mapping[str, Any]) -> dict[str, str]:
 
 
 TABLES = {
-    "main": ("main-aware", "main-agnostic", "main-agnostic-0.99", "main-strict"),
+    "main": ("overview", "main-aware", "main-agnostic", "main-agnostic-0.99", "main-strict"),
     "tau": ("tau",),
     "readings": ("readings",),
     "proxies": ("proxies",),
@@ -300,10 +300,15 @@ TABLES = {
     "digits-imbalance": ("digits-imbalance",),
     "number": ("number",),
     "rounds": ("rounds",),
-    "digits": ("digits-ablation",),
+    "digits": ("digits-summary", "digits-seeds", "digits-ablation"),
     "digits-proxy": ("digits-proxy",),
 }
-"""What `ncdwf reproduce` prints, by the name of the table."""
+"""What `ncdwf reproduce` prints and a document may hold, by the name of the table."""
+
+
+def blocks_in(text: str) -> list[str]:
+    """Return the names of the generated blocks of a document."""
+    return re.findall(r"<!-- generated: (.*) -->\n", text)
 
 
 def fill(text: str, blocks: dict[str, str]) -> str:
