@@ -35,6 +35,7 @@ from conftest import (
 from PIL import Image
 from torch import nn
 
+import ncdwf.cli.benchmark
 import ncdwf.cli.own
 import ncdwf.cli.phases
 from ncdwf import NovelClassDiscoverer, __version__, storage
@@ -49,7 +50,7 @@ from ncdwf.learning.sifting import Sifted
 from ncdwf.model import Model
 from ncdwf.model.archive import FORMAT
 from ncdwf.recipes import RECIPES
-from ncdwf.results.benchmark import Bench
+from ncdwf.results.benchmark import Bench, find, read_lines
 from ncdwf.results.configuration import config_record
 from ncdwf.results.experiment import execute
 from ncdwf.results.grids import GRIDS, RUNS
@@ -384,7 +385,9 @@ def test_runs_of_another_process_are_named(call: Call) -> None:
             held.enter_context(storage.locked(Path("runs/reproduce/claims") / name))
         answer = call("reproduce", "digits", "--seed=0")
     assert answer.code == 0
-    assert answer.err == "".join(f"{name} is being run by another process\n" for name in names)
+    first, *rest = answer.err.splitlines()
+    assert first.startswith(f"digits: {len(names)} runs, 0 done (")
+    assert rest == [f"{name} is being run by another process" for name in names]
     assert not Path("results").exists()
 
 
@@ -393,7 +396,7 @@ def test_a_part_of_a_table_can_be_run(call: Call) -> None:
     with storage.locked(Path("runs/reproduce/claims") / name):
         words = ("--setting=digits-5-5", "--seed=3", "--variant=held")
         answer = call("reproduce", "digits", *words)
-    assert answer.err == f"{name} is being run by another process\n"
+    assert answer.err.splitlines()[1:] == [f"{name} is being run by another process"]
 
 
 def test_without_a_verb_the_help_is_shown(call: Call) -> None:
@@ -1645,6 +1648,29 @@ def test_documents_are_filled_in_as_they_are_when_the_runs_are_done(
     text = Path("a.md").read_text()
     assert text.endswith("written meanwhile\n")
     assert "| seed |" in text
+
+
+def test_a_table_says_beforehand_what_is_there_and_what_will_be_run(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [cell for cell in RUNS["tau"] if cell.setting == "cifar10-5-5" and cell.seed > 0]
+    whole = read_lines(Path(__file__).parent.parent / "results" / "runs.jsonl")
+    lines = [line for cell in cells if (line := find(whole, cell))]
+    assert len(lines) == 2
+    fetched: list[str] = []
+    monkeypatch.setattr(ncdwf.cli.benchmark, "fetch", lambda setting, _: fetched.append(setting))
+    monkeypatch.setattr(Bench, "reproduce", lambda *_: [])
+    words = ("reproduce", "tau", "--setting=cifar10-5-5", "--results=kept/runs.jsonl")
+    place = Path.cwd() / "kept" / "runs.jsonl"
+    said = f"tau: 3 runs, 0 done ({place}, a new file), 3 to do"
+    assert call(*words).err.splitlines()[0] == said
+    place.parent.mkdir()
+    place.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    said = f"tau: 3 runs, 2 done ({place}), 1 to do"
+    assert call(*words).err.splitlines()[0] == said
+    assert fetched == 2 * ["cifar10-5-5"]
+    assert call(*words, "--seed=2").err == f"tau: 1 run, 1 done ({place}), 0 to do\n"
+    assert fetched == 2 * ["cifar10-5-5"]  # nothing is downloaded for runs that are there
 
 
 def test_an_interrupted_table_says_how_to_go_on(

@@ -8,8 +8,9 @@ import typer
 
 from ncdwf import storage
 from ncdwf.cli.options import DataDir
+from ncdwf.cli.runs import fetch
 from ncdwf.console import Bar, err, out
-from ncdwf.errors import InputError, first_line
+from ncdwf.errors import InputError, counted, first_line
 from ncdwf.results import observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
 from ncdwf.results.grids import RUNS, Cell
@@ -68,17 +69,11 @@ def reproduce(
     # What cannot be is refused before hours of runs.
     for path, text in _filled(docs or (), _blocks(results)).items():
         _check_document(name, path, text)
-    with Bar() as bar:
-        bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
-        try:
-            for line in bench.reproduce(wanted):
-                keys = ("setting", "method", "variant", "seed")
-                err.print(*(line[key] for key in keys), "done", highlight=False)
-        except KeyboardInterrupt:
-            err.print("Interrupted. The same command goes on with what is missing.")
-            raise
-        for cell in bench.missing(wanted):
-            err.print(f"{cell.name} is being run by another process", highlight=False)
+    bar = Bar()
+    bench = Bench(results=results, work_dir=work_dir, data_dir=data_dir, progress=bar)
+    _begin(name, bench, wanted)
+    with bar:
+        _work(bench, wanted)
     blocks = _blocks(results)
     for block in tables.TABLES.get(name, ()):
         out.print(f"{block}\n\n{blocks[block]}", soft_wrap=True, highlight=False)
@@ -89,6 +84,33 @@ def reproduce(
 
         for path in illustrations.draw(read_lines(results), results.parent, figures_dir):
             out.print(f"Drawn: {path}", soft_wrap=True)
+
+
+def _begin(name: str, bench: Bench, wanted: list[Cell]) -> None:
+    """Download what is needed; say what is there and what is to do, so that a slip is noticed."""
+    missing = bench.missing(wanted)
+    for setting in dict.fromkeys(cell.setting for cell in missing):
+        fetch(setting, bench.data_dir)
+    place = f"{bench.results.absolute()}{'' if bench.results.exists() else ', a new file'}"
+    done = len(wanted) - len(missing)
+    err.print(
+        f"{name}: {counted(len(wanted), 'run')}, {done} done ({place}), {len(missing)} to do",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _work(bench: Bench, wanted: list[Cell]) -> None:
+    """Run what is missing, and say of every run that it is done or whose it is."""
+    try:
+        for line in bench.reproduce(wanted):
+            keys = ("setting", "method", "variant", "seed")
+            err.print(*(line[key] for key in keys), "done", highlight=False)
+    except KeyboardInterrupt:
+        err.print("Interrupted. The same command goes on with what is missing.")
+        raise
+    for cell in bench.missing(wanted):
+        err.print(f"{cell.name} is being run by another process", highlight=False)
 
 
 def _blocks(results: Path) -> dict[str, str]:
