@@ -53,7 +53,7 @@ from ncdwf.recipes import RECIPES
 from ncdwf.results.benchmark import Bench, find, read_lines
 from ncdwf.results.configuration import config_record
 from ncdwf.results.experiment import execute
-from ncdwf.results.grids import GRIDS, RUNS
+from ncdwf.results.grids import ABOUT, GRIDS, RUNS
 from ncdwf.results.run import Run
 
 VERBS = (
@@ -351,6 +351,21 @@ def test_help_shows_an_example(call: Call, verb: str) -> None:
     assert answer.code == 0
     _, _, examples = answer.out.partition("Example")
     assert f"ncdwf {verb}" in examples
+
+
+def test_help_says_what_every_table_is_and_needs(call: Call) -> None:
+    text = call("reproduce", "--help").out
+    assert set(ABOUT) == set(RUNS)
+    for name, cells in RUNS.items():
+        (line,) = (line for line in text.splitlines() if f"• {name}: " in line)
+        assert ABOUT[name][0] in line
+        assert f" {len(cells)} runs × " in line
+        on_digits = all(cell.setting.startswith("digits") for cell in cells)
+        assert ("needs --data and a GPU" in line) == (not on_digits)
+        assert ("less than a minute" in line) == on_digits
+    for option in ("setting cifar10-5-5", "method uno", "seed 0", "variant beta-1-1"):
+        kind, value = option.split()
+        assert value in next(line for line in text.splitlines() if f"--{kind}  " in line)
 
 
 def test_help_names_every_verb(call: Call) -> None:

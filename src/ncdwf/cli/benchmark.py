@@ -10,14 +10,26 @@ from ncdwf import storage
 from ncdwf.cli.options import DataDir
 from ncdwf.cli.runs import fetch
 from ncdwf.console import Bar, err, out
+from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError, counted, first_line
 from ncdwf.results import observations, tables
 from ncdwf.results.benchmark import Bench, read_lines
-from ncdwf.results.grids import RUNS, Cell
+from ncdwf.results.grids import ABOUT, RUNS, Cell
+
+
+def _about(name: str) -> str:
+    """Return a line of help: what a table is, what it needs and how long it takes."""
+    (title, minutes), cells = ABOUT[name], RUNS[name]
+    time = f"about {minutes} minutes" if minutes else "less than a minute"
+    needs_data = any(DATA_SETS[Setting.parse(cell.setting).data].fetch for cell in cells)
+    needed = "; needs --data and a GPU" if needs_data else ""
+    return f"- {name}: {title}{needed}; {len(cells)} runs × {time}"
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="TABLE", help=", ".join(RUNS))],
+    name: Annotated[
+        str, typer.Argument(metavar="TABLE", help="\n".join(_about(table) for table in RUNS))
+    ],
     results: Annotated[
         Path, typer.Option("--results", help="One line a finished run; new ones are added.")
     ] = Path("results/runs.jsonl"),
@@ -28,16 +40,24 @@ def reproduce(
         list[Path] | None, typer.Option("--docs", help="Documents whose tables to fill in.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--setting", help="Run these alone; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--setting", help="Its runs of this setting alone, as cifar10-5-5; repeatable."
+        ),
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="Run these alone; may be repeated.")
+        list[str] | None,
+        typer.Option("--method", "-m", help="Its runs of this method alone, as uno; repeatable."),
     ] = None,
     seeds: Annotated[
-        list[int] | None, typer.Option("--seed", help="Run these alone; may be repeated.")
+        list[int] | None,
+        typer.Option("--seed", help="Its runs of this seed alone, as 0; repeatable."),
     ] = None,
     variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="Run these alone; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--variant", help="Its runs of this row alone, as beta-1-1 of alpha; repeatable."
+        ),
     ] = None,
     figures_dir: Annotated[
         Path, typer.Option("--figures", help="Where `reproduce figures` draws.")

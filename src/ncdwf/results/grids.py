@@ -337,3 +337,26 @@ RUNS: dict[str, tuple[Cell, ...]] = {
     "figures": tuple(GRIDS["main"].cells()),
 }
 """What `ncdwf reproduce` runs, by the name of the table."""
+
+ABOUT = {
+    "readings": ("other readings of the paper, one at a time, on a proxy split", 2),
+    "proxies": ("which method is the default, on a proxy split", 3),
+    "candidates": ("what may become the recipe, on proxy splits", 4),
+    "main": ("the paper's main table", 8),
+    "ablation": ("the parts of the method, one at a time", 9),
+    "alpha": ("how latents are mixed with class means", 8),
+    "mixed": ("known classes in the pool", 2),
+    "imbalance": ("novel classes of unequal size", 5),
+    "digits-mixed": ("known classes in a pool of digits", 0),
+    "digits-imbalance": ("novel digits of unequal number", 0),
+    "digits": ("every seed on the digits, and the ablation", 0),
+    "digits-proxy": ("how the recipe of the digits was chosen, on a proxy split", 0),
+    "tau": ("the main table over the threshold τ", 8),
+    "number": ("how many novel classes pools seem to hold", 6),
+    "rounds": ("two rounds of discovery, and one with both pools", 6),
+    "figures": ("the figures of the documents", 8),
+}
+"""What each is, and about how many minutes a run takes; `results/runs.jsonl` has the seconds.
+
+Of CIFAR that is on an H200, of the digits on a CPU: less than one.
+"""
