@@ -368,6 +368,14 @@ def test_help_says_what_every_table_is_and_needs(call: Call) -> None:
         assert value in next(line for line in text.splitlines() if f"--{kind}  " in line)
 
 
+@pytest.mark.parametrize("verb", ["run", "discover"])
+def test_help_says_where_methods_and_fields_are_found(call: Call, verb: str) -> None:
+    text = " ".join(call(verb, "--help").out.replace("│", " ").split())
+    where = ("ncdwf list shows them", "config.json of a run", "docs/method.md")
+    for words in ("ncdwf by default", *where):
+        assert words in text
+
+
 def test_help_names_every_verb(call: Call) -> None:
     answer = call("--help")
     for verb in VERBS:

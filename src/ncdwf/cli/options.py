@@ -17,9 +17,22 @@ OutDir = Annotated[
 ]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override any field; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override any field, as discovery.optim.epochs=50; config.json of a run has them all, "
+        "docs/method.md says what some do; repeatable.",
+    ),
 ]
-MethodName = Annotated[str | None, typer.Option("--method", "-m", help="Discovery method.")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "-m",
+        help="Discovery method; ncdwf by default, or what the config.json of a setting says; "
+        "`ncdwf list` shows them.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option("--seed", "-s", help="Decides every random draw.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Replay the config.json of another run.")
