@@ -50,12 +50,12 @@ def test_what_would_steer_the_terminal_is_written_out(capsys: pytest.CaptureFixt
     print_rows([{"path": STEERING, "class": STEERING}], Format.table)
     print_skipped([Skipped(Path(STEERING), "broken")])
     holding = Holding(name=STEERING, shape=(), num_bytes=4, derived_from="the pool")
-    print_holdings(STEERING, [holding])
+    print_holdings(STEERING, {"backbone": STEERING}, [holding])
     console.out.print(STEERING.replace("\n", ""), soft_wrap=True)
     captured = capsys.readouterr()
     for text in (captured.out, captured.err):
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
-    assert captured.out.count(WRITTEN) == 4
+    assert captured.out.count(WRITTEN) == 5
     assert captured.err == f"skipped: {WRITTEN} cannot be read as a picture: broken\n"
 
 
@@ -107,23 +107,26 @@ def test_only_the_first_skipped_files_are_listed(
 
 def test_holdings_are_grouped_by_what_they_are_derived_from(capsys: pytest.CaptureFixture[str]):
     holdings = [
-        Holding(name=name, shape=shape, num_bytes=size, derived_from=source)
-        for name, shape, size, source in (
-            ("weight", (2, 3), 24, "the pool: [/b]"),
-            ("tau", (), 4096, "a threshold"),
-            ("bias", (3,), 12, "the pool: [/b]"),
+        Holding(name=name, shape=shape, num_bytes=size, derived_from=source, value=value)
+        for name, shape, size, source, value in (
+            ("weight", (2, 3), 24, "the pool: [/b]", None),
+            ("tau", (), 4096, "a threshold", 0.12345678901),
+            ("bias", (3,), 12, "the pool: [/b]", None),
         )
     ]
-    print_holdings("runs/[/x]", holdings)
+    print_holdings("runs/[/x]", {"input": "1×8×8", "backbone": "[/b]"}, holdings)
     title, *lines = capsys.readouterr().out.splitlines()
     assert title.strip() == "runs/[/x]"
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert [row for row in cells if row] == [
+        ["the model", "", ""],
+        ["input", "1×8×8", ""],
+        ["backbone", "[/b]", ""],
         ["the pool: [/b]", "", ""],
         ["weight", "2×3", "24"],
         ["bias", "3", "12"],
         ["a threshold", "", ""],
-        ["tau", "scalar", "4,096"],
+        ["tau", "= 0.123456789", "4,096"],
     ]
 
 

@@ -32,5 +32,7 @@ def test_holdings_list_every_tensor_and_its_size(tmp_path):
         name: tuple(tensor.shape) for name, tensor in stored.items()
     }
     assert holdings["identifier.tau"].num_bytes == 8  # one double
+    assert holdings["identifier.tau"].value == model.tau
+    assert holdings["known_head.prototypes"].value is None
     num_features = model.backbone.num_features
     assert holdings["known_head.prototypes"].num_bytes == 2 * num_features * 4  # single floats

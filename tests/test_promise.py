@@ -289,6 +289,14 @@ def test_inspect_lists_every_tensor_and_promises_nothing_that_does_not_hold(
         above = lines[: lines.index(matching[0])]
         titles = [line.strip("│ ") for line in above if not line.startswith(("│   ", "├"))]
         assert holding.derived_from in titles[-1]
+    shown = {
+        "backbone": "small",
+        "input": "1×16×16",
+        "classes": "4 known, 2 novel",
+        "identifier.tau": f"{model.tau:.10g}",
+    }
+    for name, value in shown.items():
+        assert any(line.strip("│ ").startswith(name) and f" {value} " in line for line in lines)
     for name in model.class_names:
         assert name in result.output
     lowered = result.output.lower()

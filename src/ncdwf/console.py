@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -145,20 +145,26 @@ def print_survey(found: Survey, way: str = "--num-novel …") -> None:
         )
 
 
-def print_holdings(title: str, holdings: Sequence[Holding]) -> None:
-    """List tensors by what they are derived from."""
+def print_holdings(title: str, facts: Mapping[str, str], holdings: Sequence[Holding]) -> None:
+    """List what a model is, and its tensors by what they are derived from."""
     table = Table(title=printable(title), title_justify="left")
-    for column in ("derived from, tensor", "shape"):
+    for column in ("derived from, tensor", "shape or value"):
         table.add_column(column, overflow="fold")
     table.add_column("bytes", justify="right")
+    table.add_row(Text("the model", style="bold"))
+    for name, value in facts.items():
+        table.add_row(f"  {name}", printable(value))
     for source in dict.fromkeys(item.derived_from for item in holdings):
         table.add_section()
         table.add_row(Text(source, style="bold"))
         for item in holdings:
             if item.derived_from == source:
-                shape = "×".join(map(str, item.shape)) or "scalar"
-                table.add_row(f"  {printable(item.name)}", shape, f"{item.num_bytes:,}")
+                table.add_row(f"  {printable(item.name)}", _content(item), f"{item.num_bytes:,}")
     out.print(table)
+
+
+def _content(item: Holding) -> str:
+    return "×".join(map(str, item.shape)) if item.value is None else f"= {item.value:.10g}"
 
 
 def print_rows(rows: list[dict[str, Any]], form: Format) -> None:

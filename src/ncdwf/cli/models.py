@@ -99,15 +99,22 @@ def export(
 def inspect(model: ModelDir) -> None:
     """List everything that a saved model holds, and what each part is derived from.
 
+    A single number, such as the threshold on P(novel), is shown as it is.
+
     Example:
 
         ncdwf inspect runs/digits-5-5-ncdwf-seed0
     """
     loaded = Model.load(_newest(model))
     holdings = loaded.holdings()
-    print_holdings(str(model), holdings)
+    facts = {
+        "backbone": loaded.architecture.backbone,
+        "input": "×".join(map(str, loaded.architecture.input_shape)),
+        "classes": f"{loaded.num_known} known, {loaded.num_novel} novel",
+    }
+    print_holdings(str(model), facts, holdings)
     total = sum(item.num_bytes for item in holdings)
-    out.print(f"Together {total:,} bytes. Beside them: the shapes above and the class names")
+    out.print(f"Together {total:,} bytes. Beside them: the model's shape and the class names")
     names = ", ".join(map(printable, loaded.class_names))
     out.print(f"{names}.", soft_wrap=True, highlight=False)
     out.print(

@@ -32,6 +32,8 @@ class Holding:
     shape: tuple[int, ...]
     num_bytes: int
     derived_from: str
+    value: float | None = None
+    """Of a single number."""
 
 
 def list_holdings(tensors: Mapping[str, Tensor]) -> list[Holding]:
@@ -42,6 +44,7 @@ def list_holdings(tensors: Mapping[str, Tensor]) -> list[Holding]:
             shape=tuple(tensor.shape),
             num_bytes=tensor.numel() * tensor.element_size(),
             derived_from=_derived_from(name),
+            value=float(tensor) if tensor.dim() == 0 else None,
         )
         for name, tensor in tensors.items()
     ]
