@@ -1696,6 +1696,26 @@ def test_a_table_says_beforehand_what_is_there_and_what_will_be_run(
     assert fetched == 2 * ["cifar10-5-5"]  # nothing is downloaded for runs that are there
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["learn", "--images", "birds", "--out", "new"],
+        ["discover", "known", "--images", "pool", "-n", "2", "--out", "new"],
+    ],
+)
+def test_an_interruption_while_pictures_are_read_is_told_and_leaves_nothing(
+    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ncdwf.cli.own, "decode", interrupt)
+    before = contents(Path())
+    answer = call(*words)
+    assert (answer.code, answer.out, answer.err) == (130, "", "Interrupted.\n")
+    assert contents(Path()) == before
+
+
 def test_an_interrupted_table_says_how_to_go_on(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

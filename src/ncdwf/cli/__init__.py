@@ -10,11 +10,15 @@ import typer
 
 from ncdwf import __version__
 from ncdwf.cli import benchmark, models, phases
+from ncdwf.cli.runs import Interrupted
 from ncdwf.console import err, out
 from ncdwf.errors import InputError, NcdwfError, printable
 
 UsageError: type[typer.BadParameter] = typer.BadParameter.__base__  # type: ignore[assignment]
 """What every wrong use of a verb is; Typer gives it no public name."""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, Typer's as well."""
 
 app = typer.Typer(
     rich_markup_mode="markdown",
@@ -52,7 +56,12 @@ def main() -> None:
         if "" in sys.argv[1:]:
             raise InputError("an argument is empty; is a variable of the shell not set?")
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        if code == INTERRUPTED:
+            _say("Interrupted.")
         sys.stdout.flush()
+    except Interrupted as how:
+        _say(f"Interrupted. {how}")
+        code = INTERRUPTED
     except (NcdwfError, UsageError) as error:
         code = _refuse(error.format_message() if isinstance(error, UsageError) else str(error))
     except OSError as error:  # such as no room left where standard output goes
@@ -66,6 +75,9 @@ def main() -> None:
 
 def _refuse(message: str) -> int:
     """Say what is wrong on one line; return the exit code."""
-    line = f"ncdwf: {printable(message)}"
-    err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    _say(f"ncdwf: {printable(message)}", style="red")
     return 2
+
+
+def _say(line: str, style: str | None = None) -> None:
+    err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import typer
 
 from ncdwf import storage
 from ncdwf.cli.options import DataDir
-from ncdwf.cli.runs import fetch
+from ncdwf.cli.runs import Interrupted, fetch
 from ncdwf.console import Bar, err, out
 from ncdwf.data.setting import DATA_SETS, Setting
 from ncdwf.errors import InputError, counted, first_line
@@ -126,9 +126,8 @@ def _work(bench: Bench, wanted: list[Cell]) -> None:
         for line in bench.reproduce(wanted):
             keys = ("setting", "method", "variant", "seed")
             err.print(*(line[key] for key in keys), "done", highlight=False)
-    except KeyboardInterrupt:
-        err.print("Interrupted. The same command goes on with what is missing.")
-        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted("The same command goes on with what is missing.") from error
     for cell in bench.missing(wanted):
         err.print(f"{cell.name} is being run by another process", highlight=False)
 

@@ -30,6 +30,7 @@ from ncdwf.cli.own import (
 )
 from ncdwf.cli.runs import (
     Changes,
+    Interrupted,
     begin,
     begin_round,
     check_apart,
@@ -42,7 +43,7 @@ from ncdwf.cli.runs import (
     reopen_round,
 )
 from ncdwf.config import LARGEST_IMAGE_SIZE
-from ncdwf.console import Bar, err, out, print_scores, print_survey
+from ncdwf.console import Bar, out, print_scores, print_survey
 from ncdwf.data.setting import DATA_SETS, SETTINGS, Setting
 from ncdwf.errors import InputError
 from ncdwf.learning.discovery import METHODS
@@ -296,5 +297,4 @@ class _resumable:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            hint = f"Interrupted. Go on with: {go_on(sys.argv[1], self._work.path)}"
-            err.print(hint, markup=False, highlight=False, soft_wrap=True)
+            raise Interrupted(f"Go on with: {go_on(sys.argv[1], self._work.path)}")

@@ -21,6 +21,10 @@ from ncdwf.results.configuration import complete, read_config
 from ncdwf.results.run import CONFIG_FILE, Run, load_supervised, new_run_dir
 
 
+class Interrupted(Exception):
+    """Somebody pressed Ctrl-C, and this is how to go on."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
     """What the options of a command change in a recipe."""
