@@ -245,7 +245,7 @@ class _Round:
 
     model: Model
     images: Inputs
-    before: Float[Tensor, "image feature"]
+    before: Float[Tensor, "kept feature"]
     """The features of those that are discovered among."""
     found: Survey
     method: Method
