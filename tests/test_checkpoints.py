@@ -63,6 +63,21 @@ def test_ctrl_c_waits_for_a_checkpoint(tmp_path: Path, num_steps: int, position:
     assert fingerprint(resumed) == fingerprint(whole)
 
 
+class PressedLate(Checkpoints):
+    """Somebody presses Ctrl-C right after one was kept."""
+
+    def keep(self, *position: Any) -> None:
+        super().keep(*position)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_after_the_last_checkpoint_is_no_less_heard(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_net(Net(), checkpoints=PressedLate(tmp_path, seconds=3600.0, fingerprint="a"))
+    assert kept(tmp_path) == ["test-000003-00000000"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, seconds=3600.0, fingerprint="a")
     with pytest.raises(KeyboardInterrupt):

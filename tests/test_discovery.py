@@ -690,9 +690,15 @@ def test_the_best_try_half_way_is_the_one_that_goes_on(
     assert [len(one.training.history) for one in tries] == ran
 
 
+def test_a_try_that_is_past_its_half_is_judged_by_what_it_had_there(known_model: Model) -> None:
+    tries = tries_of(known_model, [[5.0, 2.0, 9.0, 9.0], [5.0, 3.0, 0.0, 0.0]])
+    tries[0].training.run(3)  # resumed from later
+    assert discovery._best(list(tries), 4) is tries[0]
+
+
 def test_where_the_last_try_diverges_late_the_error_is_told(known_model: Model) -> None:
-    tries = tries_of(known_model, [[5, np.nan], [5, np.nan]])
-    with pytest.raises(NonFiniteError, match="epoch 1"):
+    tries = tries_of(known_model, [[np.nan, 5], [5, np.nan]])
+    with pytest.raises(NonFiniteError, match="epoch 1"):  # of the one that came farthest
         discovery._best(tries, 2)
     with pytest.raises(NonFiniteError, match="epoch 0"):
         discovery._best(tries_of(known_model, [[np.nan, 1]]), 2)
@@ -737,11 +743,16 @@ def test_a_try_that_diverges_does_not_count(
 
 
 def test_where_every_try_diverges_there_is_nothing(
-    known_model: Model, split: Split, short: Config, monkeypatch: pytest.MonkeyPatch
+    known_model: Model,
+    split: Split,
+    short: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(Diverging, "bad_seeds", {3, 4, 5})
     with pytest.raises(NonFiniteError, match="discovery phase"):
         discover(known_model, split.pool_images, Diverging(), tried(short, 3, 3))
+    assert len(caplog.records) == 2  # the third is the error
 
 
 def test_resuming_goes_on_in_the_try_that_was_cut_off(

@@ -60,4 +60,6 @@ def test_every_change_of_a_module_gives_another_sum(
     seen.append(source_sum())
     (tmp_path / "new.py").rename(tmp_path / "newer.py")
     seen.append(source_sum())
-    assert len(set(seen)) == 4
+    (tmp_path / "newer.py").rename(tmp_path / "results" / "newer.py")
+    seen.append(source_sum())
+    assert len(set(seen)) == 5

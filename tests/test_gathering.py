@@ -90,6 +90,34 @@ def test_where_headers_do_not_tell_the_picture_does(tmp_path, form):
     assert glance([grey, colour, tmp_path / "gone.webp"]).has_colour
 
 
+def test_faint_colour_is_colour_and_transparency_is_none(tmp_path):
+    faint = np.full((20, 30, 3), 100, np.uint8)
+    faint[0, 0, 2] += 10
+    Image.fromarray(faint).save(tmp_path / "faint.webp", lossless=True)
+    assert glance([tmp_path / "faint.webp"]).has_colour
+    # What lies below transparency is not seen.
+    hidden = np.dstack([faint, np.full((20, 30), 255, np.uint8)])
+    hidden[0, 0] = (200, 0, 0, 0)
+    Image.fromarray(hidden).save(tmp_path / "hidden.webp", lossless=True, exact=True)
+    assert not glance([tmp_path / "hidden.webp"]).has_colour
+
+
+def test_few_pictures_are_looked_at_and_none_where_a_header_tells(tmp_path, monkeypatch):
+    grey = np.zeros((4, 4, 3), np.uint8)
+    paths = [tmp_path / f"{number:03d}.webp" for number in range(40)]
+    for path in paths:
+        Image.fromarray(grey).save(path, lossless=True)
+    looked = []
+    look = gathering.shows_colour
+    monkeypatch.setattr(gathering, "shows_colour", lambda path: looked.append(path) or look(path))
+    assert not glance(paths).has_colour
+    assert looked == paths[::3]
+    looked.clear()
+    Image.fromarray(grey).save(tmp_path / "told.png")
+    assert glance([*paths, tmp_path / "told.png"]).has_colour
+    assert looked == []
+
+
 def test_a_picture_that_is_cut_off_is_not_looked_at(tmp_path):
     drawn = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     cut, whole = tmp_path / "cut.webp", save(tmp_path / "grey.png", drawn[..., 0].copy())

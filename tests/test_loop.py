@@ -322,7 +322,9 @@ def test_a_pause_is_kept_and_told(tmp_path: Path) -> None:
     assert kept(tmp_path) == ["test-000001-00000000"]
     training.run()
     assert kept(tmp_path) == ["test-000001-00000000", "test-000003-00000000"]
+    training.run()  # there is nothing left to tell
     assert told.all == [("half", 20, 0), ("test", 60, 20)]
+    assert all(parameter.grad is None for parameter in net.parameters())
 
 
 class Tasks(Quiet):

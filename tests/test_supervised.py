@@ -24,6 +24,7 @@ from ncdwf.config import Config, Supervised, View
 from ncdwf.data.augment import augment, num_draws
 from ncdwf.data.setting import Split, held_out_indices
 from ncdwf.errors import InputError
+from ncdwf.learning import supervised
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import History
 from ncdwf.learning.supervised import learn_known
@@ -328,7 +329,7 @@ def test_classes_of_few_pictures_are_named(
     split: Split, short: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_one = [(split.known_labels == label).nonzero()[:, 0] for label in range(4)]
-    for few, told in (((10, 9, 12, 3), ["bee (9), dog (3)"]), ((10, 10, 10, 10), [])):
+    for few, told in (((10, 9, 12, 3), ["'bee' (9), 'dog' (3)"]), ((10, 10, 10, 10), [])):
         rows = torch.cat([rows[:num] for rows, num in zip(of_one, few, strict=True)])
         caplog.clear()
         learn_known(
@@ -338,6 +339,21 @@ def test_classes_of_few_pictures_are_named(
             class_names=("ant", "bee", "cat", "dog"),
         )
         assert [record.message.rpartition(": ")[2] for record in caplog.records] == told
+
+
+def test_not_all_of_many_such_classes_are_named(
+    split: Split,
+    short: Config,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = torch.cat([(split.known_labels == label).nonzero()[:2, 0] for label in range(4)])
+    images, labels = split.known_images[rows], split.known_labels[rows]
+    for most, end in ((4, "'3' (2)"), (3, "'2' (2) and 1 more")):
+        monkeypatch.setattr(supervised, "MOST_NAMED", most)
+        caplog.clear()
+        learn_known(images, labels, short)
+        assert caplog.records[0].message.endswith(f", {end}")
 
 
 def test_a_class_of_one_picture_is_refused_before_training(split: Split, short: Config) -> None:

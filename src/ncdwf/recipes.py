@@ -26,7 +26,8 @@ STEPS, SMALLEST_BATCH = (8, 4), (16, 32)
 every batch into equal clusters and wants larger ones."""
 FEWEST_EPOCHS, MOST_EPOCHS = 10, 200
 PASSES = {"vector": (8_000, 50_000), "small": (16_000, 80_000)}
-"""Over how many pictures the epochs of either phase pass together; on the digits a fifth less."""
+"""Over how many pictures the epochs of a phase pass together, or those of a try; on the digits a
+fifth less."""
 FEWEST_SETTLING_STEPS, MOST_SETTLING_STEPS = 400, 6_000
 """Of the fit after discovery. After fewer an identifier calls every picture as likely known as
 novel; the digits take 480, the largest pool of CIFAR 4,200."""

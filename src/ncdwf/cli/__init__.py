@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -80,4 +81,5 @@ def _refuse(message: str) -> int:
 
 
 def _say(line: str, style: str | None = None) -> None:
-    err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    with suppress(OSError):  # nobody may be reading any more
+        err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

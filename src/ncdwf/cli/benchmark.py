@@ -110,7 +110,7 @@ def _begin(name: str, bench: Bench, wanted: list[Cell]) -> None:
     """Download what is needed; say what is there and what is to do, so that a slip is noticed."""
     missing = bench.missing(wanted)
     for setting in dict.fromkeys(cell.setting for cell in missing):
-        fetch(setting, bench.data_dir)
+        fetch(setting, bench.data_dir)  # refused without a word before, if it cannot be
     place = f"{bench.results.absolute()}{'' if bench.results.exists() else ', a new file'}"
     done = len(wanted) - len(missing)
     err.print(

@@ -89,8 +89,9 @@ def read_header(path: Path) -> Header:
 def shows_colour(path: Path) -> bool:
     """Tell whether any pixel of a picture is no grey; raise `Unreadable` if it has none."""
     with _opened(path) as file:
-        pixels = np.asarray(_opaque(file).convert("RGB"))
-    return bool(np.ptp(pixels, axis=2).max() > GREY_GAP)
+        red, green, blue = map(np.asarray, _opaque(file).convert("RGB").split())
+    brightest = np.maximum(np.maximum(red, green), blue)
+    return bool((brightest - np.minimum(np.minimum(red, green), blue)).max() > GREY_GAP)
 
 
 def read_pixels(path: Path, shape: Shape) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,8 @@ from ncdwf.progress import Progress
 
 ALONE = 256
 """Up to so many pictures are decoded before worker processes would have started."""
+LOOKED_AT = 16
+"""So many pictures are decoded to see whether there is colour; a large one may take a second."""
 CHUNK = 64
 """Pictures that a worker decodes at a time, at most."""
 ROWS_AT_ONCE = 1024
@@ -68,23 +70,35 @@ class Decoded:
 def glance(paths: Sequence[Path], limit: int = 256) -> Glance:
     """Return what up to `limit` pictures look like, spread evenly over `paths`.
 
-    Their headers say it; where they leave open whether there is colour, the pictures are decoded.
+    Their headers say it; where none tells of colour, some of those that tell nothing are decoded.
     """
     _require(paths)
-    sides, skipped, has_colour = [], [], False
-    for path in paths[:: math.ceil(len(paths) / limit)]:
+    sides, untold, skipped, has_colour = [], [], [], False
+    for path in _spread(paths, limit):
         try:
             header = read_header(path)
-            if not has_colour:
-                told = header.has_colour
-                has_colour = shows_colour(path) if told is None else told
         except Unreadable as error:
             skipped.append(error.skipped)
-        else:
-            sides.append(min(header.width, header.height))
+            continue
+        sides.append(min(header.width, header.height))
+        has_colour |= header.has_colour is True
+        if header.has_colour is None:
+            untold.append(path)
     if not sides:
         raise _none_readable(skipped)
+    has_colour = has_colour or any(map(_shows_colour, _spread(untold, LOOKED_AT)))
     return Glance(int(statistics.median(sides)), has_colour)
+
+
+def _spread(paths: Sequence[Path], most: int) -> Sequence[Path]:
+    """Return at most so many of the paths, spread evenly."""
+    return paths[:: math.ceil(len(paths) / most) or 1]
+
+
+def _shows_colour(path: Path) -> bool:
+    with suppress(Unreadable):
+        return shows_colour(path)
+    return False
 
 
 def decode(

@@ -92,6 +92,8 @@ class Checkpoints:
             yield
         finally:
             signal.signal(signal.SIGINT, usual)
+        if self._is_last:  # it came after the last one was kept
+            raise KeyboardInterrupt
 
     def keep(
         self, phase: str, epoch: int, step: int, tensors: dict[str, Tensor], rest: Any

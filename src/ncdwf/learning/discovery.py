@@ -221,8 +221,9 @@ def discover(
         surveyed(found)
     work = _Round(model, images, found.kept(features), found, method, config, progress, snapshot)
     numbers = range(settings.tries)
-    tries = [work.begin(n, None if checkpoints is None else checkpoints.of_try(n)) for n in numbers]
-    best = _best(tries, settings.optim.epochs)
+    kept = [None if checkpoints is None else checkpoints.of_try(number) for number in numbers]
+    # No name holds the other tries once the best one is known: they take memory.
+    best = _best(list(map(work.begin, numbers, kept)), settings.optim.epochs)
     work.finish(best.model, best.state, best.training.history, best.training.seed, progress)
     if history is not None:
         history.extend(best.training.history)
@@ -256,8 +257,8 @@ class _Round:
     def begin(self, number: int, checkpoints: Checkpoints | None) -> _Try:
         """Return a try that is ready to be trained, or to be gone on with."""
         method, config, settings = self.method, self.config, self.config.discovery
-        seed, count = config.seed + number, self.found.count
-        num_novel = settings.num_novel if count is None else count.number
+        seed, counted = config.seed + number, self.found.count
+        num_novel = settings.num_novel if counted is None else counted.number
         model, state = method.prepare(self.model, num_novel, seed=seed)
         state = state.to(model.device)
         rows = torch.arange(len(self.images))

@@ -170,7 +170,7 @@ class Training:
         # Somebody else's network may draw on its own, as dropout does.
         self.draws_itself = any(isinstance(part, Foreign) for part in module.modules())
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        self.inputs: _Inputs
+        self.inputs: _Inputs | None = None
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in self.parameters.items():
             factors = [f for part, f in (slower or {}).items() if name.startswith(f"{part}.")]
@@ -205,28 +205,39 @@ class Training:
         done = (self.epoch * num_steps + self.first_step) * size
         self.progress.start(title or self.phase, until * num_steps * size, done)
         kept = self.checkpoints
-        with nullcontext() if kept is None else kept.before_interruptions():
-            for epoch in range(self.epoch, until):
-                self.begin(epoch)
-                source_of_noise = generator(self.seed, self.phase, epoch, device=self.device)
-                draws = draw(self.noise, num_steps, source_of_noise)
-                for step in range(self.first_step, num_steps):
-                    drawn = {name: values[step] for name, values in draws.items()}
-                    place = (self.seed, self.phase, epoch, step)
-                    with pinned(*place) if self.draws_itself else nullcontext():
-                        self.step(self.source.batch(epoch, step), drawn, step)
-                    self.progress.advance(size)
-                    if kept is not None and step + 1 < num_steps and kept.due():
-                        self.keep(kept, epoch, step + 1)
-                self.end(epoch)
-                self.epoch, self.first_step = epoch + 1, 0
-                if self.after_epoch is not None:
-                    self.after_epoch(self.history)
-                if kept is not None and (kept.due() or epoch + 1 == until):
-                    self.keep(kept, epoch + 1, 0)
+        try:
+            with nullcontext() if kept is None else kept.before_interruptions():
+                self._run(until)
+        finally:
+            self._release()
         self.progress.stop()
-        self.graph = None  # its memory is free in a pause; who goes on captures it again
         return self.history
+
+    def _run(self, until: int) -> None:
+        kept, num_steps = self.checkpoints, self.source.num_steps
+        for epoch in range(self.epoch, until):
+            self.begin(epoch)
+            source_of_noise = generator(self.seed, self.phase, epoch, device=self.device)
+            draws = draw(self.noise, num_steps, source_of_noise)
+            for step in range(self.first_step, num_steps):
+                drawn = {name: values[step] for name, values in draws.items()}
+                place = (self.seed, self.phase, epoch, step)
+                with pinned(*place) if self.draws_itself else nullcontext():
+                    self.step(self.source.batch(epoch, step), drawn, step)
+                self.progress.advance(self.source.batch_size)
+                if kept is not None and step + 1 < num_steps and kept.due():
+                    self.keep(kept, epoch, step + 1)
+            self.end(epoch)
+            self.epoch, self.first_step = epoch + 1, 0
+            if self.after_epoch is not None:
+                self.after_epoch(self.history)
+            if kept is not None and (kept.due() or epoch + 1 == until):
+                self.keep(kept, epoch + 1, 0)
+
+    def _release(self) -> None:
+        """Free what steps alone need, as in a pause; who goes on captures them again."""
+        self.graph = self.inputs = None
+        self.optimizer.zero_grad(set_to_none=True)  # gradients lie in the memory of the graph
 
     def begin(self, epoch: int) -> None:
         """Lay out what the steps of this epoch read."""
@@ -249,12 +260,14 @@ class Training:
             self.inputs = inputs
             self._advance()
         else:
+            assert self.inputs is not None
             self.inputs.copy_(inputs)
             self.graph.replay()
 
     def _advance(self) -> None:
         """Run the step on what `inputs` hold: all that a CUDA graph captures."""
         inputs = self.inputs
+        assert inputs is not None
         for factor, lr in self.lr.items():
             lr.copy_(factor * inputs.lr)
         self.optimizer.zero_grad(set_to_none=True)

@@ -182,7 +182,7 @@ def calibrate(
 
     Neither labels nor test pictures enter: `features` are of pool pictures, novel by definition,
     that the identifier was not fitted on. If they are so few that less than `FEWEST_LOST` should be
-    lost, chance rules the lowest of them, and the threshold loses no more than that share of the
+    lost, chance rules the lowest ones, and the threshold loses no more than that share of the
     whole `pool`.
 
     The known side has no such real pictures: its stand-ins look less novel than they do. Where

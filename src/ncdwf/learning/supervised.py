@@ -12,7 +12,7 @@ from ncdwf.config import Config, View, require_short
 from ncdwf.data.augment import augment, augment_views, check_view, view_draw
 from ncdwf.data.inputs import Inputs, Labels, as_inputs, as_labels
 from ncdwf.data.setting import held_out_indices
-from ncdwf.errors import InputError, enough_memory, printable
+from ncdwf.errors import InputError, enough_memory, shown
 from ncdwf.learning.batches import Batch, TensorSource, place
 from ncdwf.learning.checkpoints import Checkpoints
 from ncdwf.learning.loop import History, Terms, Training, choose_device
@@ -127,7 +127,7 @@ def learn_known(
 def _warn_of_few(labels: Labels, names: tuple[str, ...]) -> None:
     """Say which classes will be forgotten most easily."""
     counts = torch.bincount(labels, minlength=len(names)).tolist()
-    few = [f"{printable(n)} ({c})" for n, c in zip(names, counts, strict=True) if c < FEW]
+    few = [f"{shown(n)} ({c})" for n, c in zip(names, counts, strict=True) if c < FEW]
     if few:
         rest = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
         log.warning(
