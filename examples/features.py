@@ -1,4 +1,4 @@
-"""Vectors instead of pictures: a digit is 64 numbers, 0-4 have labels; about 12 seconds on a CPU.
+"""Vectors instead of pictures: a digit is 64 numbers, 0-4 have labels; 12 to 15 seconds on a CPU.
 
 Tables of measurements and the features of another network are given in the same way.
 """
