@@ -103,6 +103,30 @@ def small() -> Runs:
         yield f"200 pictures of {', '.join(map(str, novel))}", runs
 
 
+def few() -> Runs:
+    """Measure what known classes lose in a discovery, with few labelled pictures of some or all."""
+    rows, labels = pictures()
+    for counts in ((150, 10, 5, 3, 2), (34,) * KNOWN):
+        runs = []
+        for seed in range(3):
+            order = np.random.default_rng(seed).permutation(len(labels))
+            of_class = [order[labels[order] == digit] for digit in range(KNOWN)]
+            known = np.concatenate([of_class[digit][:num] for digit, num in enumerate(counts)])
+            test = np.setdiff1d(np.flatnonzero(labels < KNOWN), known)
+            finder = NovelClassDiscoverer(num_novel=5, random_state=seed)
+            finder.fit(rows[known], labels[known])
+            before = finder.predict(rows[test])
+            finder.discover(rows[order[labels[order] >= KNOWN][:400]])
+            after = finder.predict(rows[test])
+            lost = {}
+            for digit, num in enumerate(counts):
+                own = labels[test] == digit
+                right = [(said[own] == digit).mean() for said in (before, after)]
+                lost[f"lost of {digit} ({num})"] = 100 * float(right[0] - right[1])
+            runs.append(lost)
+        yield f"labelled: {', '.join(map(str, counts))}", runs
+
+
 def rounds() -> Runs:
     """Measure 0-3 labelled, 4-6 and 7-9 found one after the other, or both at once; strict."""
     for kind, data in (("pictures", pictures()), ("vectors", numbers())):
@@ -150,6 +174,7 @@ PARTS: dict[str, Callable[[], Runs]] = {
     "readme": readme,
     "vectors": vectors,
     "small": small,
+    "few": few,
     "rounds": rounds,
 }
 
@@ -158,9 +183,10 @@ def main() -> None:
     """Print a line for everything that was run, and one for every figure of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parts = parser.parse_args().parts
     torch.set_num_threads(1)
     print(in_brief(), "one thread", sep=", ")
-    for part in parser.parse_args().parts:
+    for part in parts:
         for name, runs in PARTS[part]():
             print(f"\n{name}")
             for figure in runs[0]:

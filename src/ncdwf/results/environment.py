@@ -1,6 +1,6 @@
 """What a run was made with: versions, device, commit, date."""
 
-import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -14,6 +14,7 @@ import torch
 from ncdwf import __version__
 from ncdwf.config import Config
 from ncdwf.learning.loop import choose_device
+from ncdwf.storage import sha256
 
 
 def environment(config: Config) -> dict[str, Any]:
@@ -65,8 +66,6 @@ def source_commit() -> str | None:
 def source_sum() -> str:
     """Return a sha256 over the modules of this package, which tells code apart without git."""
     package = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(package)} {content}\n".encode())
-    return digest.hexdigest()
+    modules = sorted(package.rglob("*.py"))
+    sums = {str(path.relative_to(package)): sha256(path.read_bytes()) for path in modules}
+    return sha256(json.dumps(sums).encode())
