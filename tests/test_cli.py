@@ -707,8 +707,8 @@ BAD = {
         ("'alpha' has no --variant beta;", "beta-1-1"),
     ),
     "a seed that one variant alone has": Bad(
-        ["reproduce", "candidates", "--seed=1", "--variant=half-joint"],
-        ("no run of 'candidates'", "has all of these --setting, --method, … at once"),
+        ["reproduce", "main", "--seed=1", "--method=uno"],
+        ("no run of 'main'", "has all of these --setting, --method, … at once"),
     ),
     "a table without its data": Bad(["reproduce", "main"], ("CIFAR-10", "--data")),
     "imagenet": Bad(["learn", "imagenet-882-30"], ("ImageNet", "later release")),

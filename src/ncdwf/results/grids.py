@@ -162,27 +162,20 @@ GRIDS = {
         seeds=(0, 1, 2),
         variants=(RECIPE, JOINT, replace(RECIPE, title="ncdwf-gauss", method="ncdwf-gauss")),
     ),
-    "candidates": Grid(
+    "softmax": Grid(
         settings=("cifar100-80-20-proxy-60-20", "cifar100-80-20-proxy-20-60"),
         seeds=(0,),
-        variants=(
-            RECIPE,
-            JOINT,
-            replace(STRONG, seeds=(0, 1)),
-            _half(
-                "strong-joint",
-                "two strong views, joint softmax",
-                *STRONG_VIEWS,
-                JOINT_SOFTMAX,
-                seeds=(0, 1),
-            ),
-            _half(
-                "strong-light",
-                "two strong views, distillation weight 1.4 instead of 2",
-                *STRONG_VIEWS,
-                "method.weight_distill=1.4",
-            ),
+        variants=(RECIPE, JOINT),
+    ),
+    "views": Grid(
+        settings=(
+            "cifar100-80-20-proxy-60-20",
+            "cifar100-80-20-proxy-20-60",
+            "cifar100-50-50-proxy-30-20",
+            "cifar100-20-80-proxy-12-8",
         ),
+        seeds=(0, 1),
+        variants=(replace(RECIPE, title="one mild view in phase 1"), STRONG),
     ),
     "main": Grid(
         settings=CIFAR_SETTINGS,
@@ -341,7 +334,8 @@ RUNS: dict[str, tuple[Cell, ...]] = {
 ABOUT = {
     "readings": ("other readings of the paper, one at a time, on a proxy split", 2),
     "proxies": ("which method is the default, on a proxy split", 3),
-    "candidates": ("what may become the recipe, on proxy splits", 4),
+    "softmax": ("softmax over novel classes or over all, on two proxy splits", 3),
+    "views": ("one mild view or two strong ones in phase 1, on four proxy splits", 3),
     "main": ("the paper's main table", 8),
     "ablation": ("the parts of the method, one at a time", 9),
     "alpha": ("how latents are mixed with class means", 8),
