@@ -189,6 +189,22 @@ def test_a_captured_run_resumes_where_it_stopped(
         assert means(resumed)[key] == pytest.approx(wanted, rel=0.02, abs=1e-3), key
 
 
+def test_a_captured_run_goes_on_after_a_pause(
+    known: Model, pictures: tuple[Tensor, Tensor], config: Config
+) -> None:
+    """Tries pause half way, which drops their graph; the best one is captured once more."""
+    method = make_method(config.method)
+    tried: loop.History = []
+    discover(known, pictures[0], method, override(config, "discovery.tries=2"), history=tried)
+    seed = tried[0].seed
+    assert seed is not None
+    alone: loop.History = []
+    discover(known, pictures[0], method, replace(config, seed=seed), history=alone)
+    assert means(tried).keys() == means(alone).keys()
+    for key, wanted in means(alone).items():
+        assert means(tried)[key] == pytest.approx(wanted, rel=0.02, abs=1e-3), key
+
+
 def test_capturing_leaves_no_trace(pictures: tuple[Tensor, Tensor], config: Config) -> None:
     """A learning rate of 0 must leave the weights alone, whatever the warm-up steps did."""
     still = override(override(config, "supervised.optim.lr=0"), "supervised.optim.min_lr=0")
