@@ -75,8 +75,8 @@ HALF = ("supervised.optim.epochs=100", "discovery.optim.epochs=100")
 """Half of the epochs are enough to compare readings, or pools."""
 
 
-def _half(name: str, title: str, *sets: str, seeds: tuple[int, ...] | None = None) -> Variant:
-    return Variant(name=f"half-{name}", title=title, sets=(*HALF, *sets), seeds=seeds)
+def _half(name: str, title: str, *sets: str) -> Variant:
+    return Variant(name=f"half-{name}", title=title, sets=(*HALF, *sets))
 
 
 def _settled(variant: Variant) -> Variant:
@@ -114,14 +114,15 @@ EQUAL = Variant(name="main", title="equal shares")
 PARTIAL = Variant(
     name="partial", title="clear pictures first", sets=("method.clustering.balance=0.5",)
 )
-STRONG_VIEWS = (
+STRONG = _half(
+    "strong",
+    "two strong views in phase 1",
     "supervised.num_views=2",
     "supervised.view.resized=0.5",
     "supervised.view.jitter=0.6",
     "supervised.view.solarise=0.1",
     "supervised.view.equalise=0.1",
 )
-STRONG = _half("strong", "two strong views in phase 1", *STRONG_VIEWS)
 
 
 GRIDS = {
