@@ -190,12 +190,20 @@ def test_a_captured_run_resumes_where_it_stopped(
 
 
 def test_a_captured_run_goes_on_after_a_pause(
-    known: Model, pictures: tuple[Tensor, Tensor], config: Config
+    known: Model, pictures: tuple[Tensor, Tensor], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tries pause half way, which drops their graph; the best one is captured once more."""
+    capture, captured = loop.Training._capture, []
+
+    def counted(self: loop.Training, inputs: loop._Inputs) -> None:
+        captured.append(self.phase)
+        capture(self, inputs)
+
+    monkeypatch.setattr(loop.Training, "_capture", counted)
     method = make_method(config.method)
     tried: loop.History = []
     discover(known, pictures[0], method, override(config, "discovery.tries=2"), history=tried)
+    assert captured.count("discovery") == 2 + 1
     seed = tried[0].seed
     assert seed is not None
     alone: loop.History = []
